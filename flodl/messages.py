@@ -662,13 +662,5 @@ FromClient: TypeAlias = StopRequest
 ToClient: TypeAlias = StopAccepted
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
-    Handshake
-    | RankToDaemon
-    | DaemonToRank
-    | FromDaemon
-    | ToDaemon
-    | FromHead
-    | ToHead
-    | FromClient
-    | ToClient
+    Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient
 )

@@ -1,0 +1,350 @@
+"""What shall be done: the output of the three cores. Frozen imperatives, executed in list order by a shell.
+
+No action returns a value to the core; what comes of it comes back as an event (``flodl.core.events``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from flodl.ids import Grant, HostName, Incarnation, RankId, RoundKey
+from flodl.messages import DaemonToRank, FromDaemon, Layout, RankSpec, RankToDaemon, Scalar, ToDaemon, ToHead
+
+
+class Severity(StrEnum):
+    """How much a recorded event matters: critical means that something was lost."""
+
+    INFO = "info"
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write one line to the run's event log. ``event`` is a short class name such as ``rank_lost``."""
+
+    event: str
+    severity: Severity
+    detail: str
+    fields: Mapping[str, Scalar | tuple[object, ...]]
+
+
+# ------------------------------------------------------------------------------------------------ controller (JobCore)
+@dataclass(frozen=True, slots=True)
+class SendHost:
+    """Send ``message`` on the host's control connection; a host that is gone swallows it."""
+
+    host: HostName
+    message: ToDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class SendHead:
+    """Send ``message`` to the head, if there is one."""
+
+    message: ToHead
+
+
+@dataclass(frozen=True, slots=True)
+class DropHost:
+    """Close the host's connections and forget them; no HostDropped follows."""
+
+    host: HostName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenReduction:
+    """CPU plane over several hosts: sum the hosts' streams for ``key`` in this order of hosts."""
+
+    key: RoundKey
+    hosts: tuple[HostName, ...]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class CloseReduction:
+    """Drop the reduction ``key``: committed or aborted. Late bytes of it are read and thrown away."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
+class ResetStore:
+    """A new incarnation forms: forget every rendezvous key of earlier ones and refuse their waiters."""
+
+    incarnation: Incarnation
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiveState:
+    """The final state comes on the host's bulk connection: store it; StateStored follows."""
+
+    host: HostName
+    rank: RankId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopHead:
+    """End the head's process tree: SIGTERM, ``grace_s``, SIGKILL."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that went wrong. ``rank`` is -1 for a host or the head; ``signal`` 0 unless a signal ended it."""
+
+    kind: str
+    host: HostName
+    rank: RankId
+    error: str
+    traceback: str
+    exit_code: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended. ``status`` is completed, stopped or failed; ``losses`` were tolerated, ``collateral`` is the
+    count of failures that only followed from the first one."""
+
+    status: str
+    exit_code: int
+    message: str
+    failure: Failure | None
+    losses: tuple[Failure, ...]
+    collateral: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """Everything of the run has ended; write the outcome and leave."""
+
+    outcome: Outcome
+
+
+JobAction: TypeAlias = (
+    Record
+    | SendHost
+    | SendHead
+    | DropHost
+    | OpenReduction
+    | CloseReduction
+    | ResetStore
+    | ReceiveState
+    | StopHead
+    | EndRun
+)
+
+
+# ---------------------------------------------------------------------------------------------------- daemon (HostCore)
+@dataclass(frozen=True, slots=True)
+class SendController:
+    """Send ``message`` upstream; dropped silently when the controller is gone."""
+
+    message: FromDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class SendRank:
+    """Send ``message`` to a local rank; a rank that is gone swallows it."""
+
+    rank: RankId
+    message: DaemonToRank
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnRank:
+    """Start one rank's process."""
+
+    spec: RankSpec
+    world_size: int
+    local_world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class TerminateRank:
+    """SIGTERM to the rank's own process."""
+
+    rank: RankId
+
+
+@dataclass(frozen=True, slots=True)
+class KillRankTree:
+    """SIGKILL to everything the rank ever started."""
+
+    rank: RankId
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSum:
+    """Send the host's sum (the result area) upstream and put the total in its place; SumReturned follows."""
+
+    key: RoundKey
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True)
+class CancelStream:
+    """Stop streaming ``key``; what still arrives for it is thrown away."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
+class StreamState:
+    """Send ``size_bytes`` of the rank's outbox upstream as the final state."""
+
+    rank: RankId
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShipLogs:
+    """Ship what the ranks' spools still hold; LogsShipped follows when all of it is sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """End the daemon's process with ``exit_code``. ``reason`` is said once, in the daemon's log."""
+
+    reason: str
+    exit_code: int
+
+
+HostAction: TypeAlias = (
+    Record
+    | SendController
+    | SendRank
+    | SpawnRank
+    | TerminateRank
+    | KillRankTree
+    | StreamSum
+    | CancelStream
+    | StreamState
+    | ShipLogs
+    | Leave
+)
+
+
+# ------------------------------------------------------------------------------------------------------ rank (RankCore)
+@dataclass(frozen=True, slots=True)
+class SendUp:
+    """Send ``message`` to the daemon."""
+
+    message: RankToDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class LoadAhead:
+    """A new lease: start loading its batches, behind those of earlier grants."""
+
+    grant: Grant
+
+
+@dataclass(frozen=True, slots=True)
+class AccountWindow:
+    """The window is over: report and reset the shell's sums (WindowAccounted follows)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormCollective:
+    """Abandon any older group and form this incarnation's in the background; GroupSettled follows."""
+
+    incarnation: Incarnation
+    attempt: int
+    ranks: tuple[RankId, ...]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Write the pre-weighted contribution into the side buffer (collective) or the slot (CPU plane); Packed follows."""
+
+    key: RoundKey
+    weight: float
+    buffer_weight: float
+    include_raw: bool
+    owns_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceCollective:
+    """All-reduce the side buffer over the group, in the background; SumReady follows."""
+
+    key: RoundKey
+    include_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SumSlice:
+    """CPU plane: reduce slice ``index`` of ``slices`` over ``slots`` into the result area; SliceSummed follows."""
+
+    key: RoundKey
+    index: int
+    slices: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeResult:
+    """CPU plane: digest the result area and make it the side buffer; SumReady follows."""
+
+    key: RoundKey
+    include_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonReduce:
+    """Park or drop everything of ``key``: its sum must never be adopted. ``group_too``: the group is stuck or stale."""
+
+    key: RoundKey
+    group_too: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Copy the side buffer into the model. ``take_raw`` replaces integer and bool buffers too."""
+
+    key: RoundKey
+    take_raw: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Run ``eval_fn`` over the evaluation dataset; Evaluated follows."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteState:
+    """Put the final state into the outbox; StateWritten follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndRank:
+    """Training in this rank is over; ``join()`` ends the process with ``exit_code``."""
+
+    reason: str
+    exit_code: int
+
+
+RankAction: TypeAlias = (
+    SendUp
+    | LoadAhead
+    | AccountWindow
+    | FormCollective
+    | Pack
+    | ReduceCollective
+    | SumSlice
+    | TakeResult
+    | AbandonReduce
+    | Adopt
+    | Evaluate
+    | WriteState
+    | EndRank
+)

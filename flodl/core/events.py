@@ -1,0 +1,234 @@
+"""What may happen: the input of the three cores. Frozen, in past participles, with no behaviour.
+
+Every message that a peer sends reaches a core inside one of the ``…Said`` events; effects that a shell carried out
+come back as the other ones. Times inside events are measured by the shell in monotonic seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from flodl.ids import HostName, Incarnation, RankId, RoundKey
+from flodl.messages import DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """A deadline that the core asked for has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """This very process did not run for ``gap_s``: nobody's silence in that time counts against them."""
+
+    gap_s: float
+
+
+# ------------------------------------------------------------------------------------------------ controller (JobCore)
+@dataclass(frozen=True, slots=True)
+class HostSaid:
+    """A daemon's or, through it, a rank's message arrived on the host's control connection."""
+
+    host: HostName
+    message: FromDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class HostDropped:
+    """The control connection of an admitted host ended: reset, closed or unreadable."""
+
+    host: HostName
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostFailed:
+    """A host of the roster could not be brought up. ``stage``: resolve, connect, host key, auth, start, join."""
+
+    host: HostName
+    stage: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSaid:
+    """The head's message arrived."""
+
+    message: FromHead
+
+
+@dataclass(frozen=True, slots=True)
+class HeadExited:
+    """The head's process ended with ``code``, or by ``signal`` (> 0)."""
+
+    code: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """An operator wants the run to end: in order, or at once (``abort``)."""
+
+    source: str
+    abort: bool
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateStored:
+    """The final state that ``ReceiveState`` announced lies on disk at ``path``, or could not be stored."""
+
+    path: str
+    error: str
+
+
+JobEvent: TypeAlias = (
+    Ticked | Stalled | HostSaid | HostDropped | HostFailed | HeadSaid | HeadExited | StopAsked | StateStored
+)
+
+
+# ---------------------------------------------------------------------------------------------------- daemon (HostCore)
+@dataclass(frozen=True, slots=True)
+class ControllerSaid:
+    """A message from the controller."""
+
+    message: ToDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerDropped:
+    """The control connection was reset or closed: the controller is gone at once."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankSaid:
+    """A message of a local rank."""
+
+    rank: RankId
+    message: RankToDaemon
+
+
+@dataclass(frozen=True, slots=True)
+class RankEnded:
+    """A local rank's process has been reaped and its log pipes have been read to their end."""
+
+    rank: RankId
+    code: int
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class SumReturned:
+    """The total of all hosts for ``key`` lies in the result area of shared memory."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
+class LogsShipped:
+    """Every byte the local ranks wrote has been handed to the control connection."""
+
+
+HostEvent: TypeAlias = (
+    Ticked | Stalled | ControllerSaid | ControllerDropped | RankSaid | RankEnded | SumReturned | LogsShipped
+)
+
+
+# ------------------------------------------------------------------------------------------------------ rank (RankCore)
+@dataclass(frozen=True, slots=True)
+class DaemonSaid:
+    """A message from the controller or the daemon."""
+
+    message: DaemonToRank
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonDropped:
+    """The daemon's socket closed: nothing more can be said or heard."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One optimizer step over ``samples`` samples ended; the times are the rank's monotonic clock."""
+
+    samples: int
+    started_s: float
+    ended_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAccounted:
+    """What the shell summed over the window: loss weighted by samples, finiteness, user scalars as (sum, count)."""
+
+    loss_sum: float
+    is_finite: bool
+    scalars: Mapping[str, tuple[float, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettled:
+    """The formation that ``FormCollective`` started has ended; ``error`` is empty when the group stands."""
+
+    incarnation: Incarnation
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """The contribution is written; ``is_finite`` False means that zeros were written in its place."""
+
+    key: RoundKey
+    is_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSummed:
+    """CPU plane: this rank's slice of the host's sum is written."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
+class SumReady:
+    """The consensus lies in the side buffer (or ``error``); digest and divergence were taken on the way."""
+
+    key: RoundKey
+    digest: str
+    divergence: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """``eval_fn`` ran over the whole evaluation dataset."""
+
+    epoch: int
+    value: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateWritten:
+    """The final state lies in the rank's outbox."""
+
+    size_bytes: int
+    error: str
+
+
+RankEvent: TypeAlias = (
+    Ticked
+    | DaemonSaid
+    | DaemonDropped
+    | StepDone
+    | WindowAccounted
+    | GroupSettled
+    | Packed
+    | SliceSummed
+    | SumReady
+    | Evaluated
+    | StateWritten
+)
