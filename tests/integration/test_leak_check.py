@@ -33,7 +33,7 @@ def test_clean_test_passes(careless: pytest.Pytester) -> None:
 
 def test_orphan_in_a_session_of_its_own_is_found(careless: pytest.Pytester) -> None:
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
-    spawn = f"import subprocess as s; print(s.Popen({sleeper}, start_new_session=True, stdout=s.DEVNULL).pid)"
+    spawn = f"import subprocess as s; print(s.Popen({sleeper}, start_new_session=True, stdout=-3, stderr=-3).pid)"
     result = run(
         careless,
         f"""
