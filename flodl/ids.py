@@ -71,3 +71,10 @@ def batches_of(samples: int, batch_size: int, merge_single_tail: bool) -> tuple[
     elif rest:
         sizes.append(rest)
     return tuple(sizes)
+
+
+def batch_count(samples: int, batch_size: int, merge_single_tail: bool) -> int:
+    """How many batches ``batches_of`` would cut, without cutting them (an epoch may have millions)."""
+    full, rest = divmod(samples, batch_size)
+    has_short_batch = rest > 1 or (rest == 1 and not (full and merge_single_tail))
+    return full + has_short_batch
