@@ -1,0 +1,88 @@
+"""The user's side of ElChe: which mode, and how far the cadence may move. The rules themselves are in core."""
+
+from typing import Any, NoReturn, TypeAlias
+
+from flodl.errors import ConfigError
+from flodl.messages import CadenceSettings, Mode
+from flodl.spec.knob import Chained, Knob, KnobTable, knob, positive_number, whole_number
+
+ElCheMode: TypeAlias = Mode
+"""When a round fires and how parameters are averaged: NCCL_SYNC, NCCL_CADENCE, CPU_SYNC, CPU_CADENCE."""
+
+_NO_NCCL_ASYNC = (
+    "nccl_async is not a mode: its in-place write-back raced with autograd and gained nothing. "
+    "Asynchronous averaging belongs to the CPU plane, as cpu_async"
+)
+
+
+def _mode(name: str, value: Any) -> Mode:
+    try:
+        return Mode(value)
+    except ValueError:
+        offered = ", ".join(Mode)
+        reason = _NO_NCCL_ASYNC if value == "nccl_async" else f"{name} is {value!r}"
+        raise ConfigError(f"{reason}; this version offers {offered}") from None
+
+
+class CadenceKnobs(KnobTable):
+    """Every knob of the cadence; the defaults are ``messages.CadenceSettings``'."""
+
+    mode: Knob[Mode] = knob(default=CadenceSettings().mode, check=_mode)
+    """The mode, as a member of ElCheMode or by its name."""
+    anchor: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
+    """Batches the slowest rank does in the first window; None takes the mode's default (10, sync modes 1)."""
+    min_anchor: Knob[int] = knob(default=CadenceSettings().min_anchor, check=whole_number(1))
+    """The anchor never shrinks below this."""
+    max_anchor: Knob[int] = knob(default=CadenceSettings().max_anchor, check=whole_number(1))
+    """The anchor never grows beyond this."""
+    overhead_target: Knob[float] = knob(default=CadenceSettings().overhead_target, check=positive_number())
+    """The averaging time to aim at, as a fraction of the compute time of a window."""
+    max_batch_diff: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))
+    """How many batches the fastest rank may lead the slowest in a window; 0 is lockstep, None no cap."""
+
+
+class ElCheConfig(CadenceKnobs, Chained):
+    """The cadence of a run: ``ElCheConfig.nccl_cadence().max_anchor(20)`` or ``ElCheConfig(mode=..., max_anchor=20)``.
+
+    ``ElCheConfig()`` equals ``ElCheConfig.nccl_cadence()``. Setters change this object and return it.
+    """
+
+    @classmethod
+    def nccl_cadence(cls) -> "ElCheConfig":
+        """Windows in proportion to each rank's speed, averaged by torch.distributed. The default."""
+        return cls(mode=Mode.NCCL_CADENCE)
+
+    @classmethod
+    def nccl_sync(cls) -> "ElCheConfig":
+        """A round after every rank's step, averaged by torch.distributed."""
+        return cls(mode=Mode.NCCL_SYNC)
+
+    @classmethod
+    def cpu_cadence(cls) -> "ElCheConfig":
+        """Windows in proportion to each rank's speed, averaged through the hosts' daemons."""
+        return cls(mode=Mode.CPU_CADENCE)
+
+    @classmethod
+    def cpu_sync(cls) -> "ElCheConfig":
+        """A round after every rank's step, averaged through the hosts' daemons."""
+        return cls(mode=Mode.CPU_SYNC)
+
+    @classmethod
+    def nccl_async(cls) -> NoReturn:
+        """Refused. Raises ConfigError that names the way to go."""
+        _mode("mode", "nccl_async")
+        raise AssertionError("nccl_async passed the check of modes")
+
+    def settings(self) -> CadenceSettings:
+        """The values as they travel. Raises ConfigError when the bounds contradict each other."""
+        settings = CadenceSettings(**self.all_values())
+        if settings.min_anchor > settings.max_anchor:
+            raise ConfigError(
+                f"min_anchor {settings.min_anchor} is above max_anchor {settings.max_anchor}; raise max_anchor"
+            )
+        if settings.anchor is not None and not settings.min_anchor <= settings.anchor <= settings.max_anchor:
+            raise ConfigError(
+                f"anchor {settings.anchor} is outside [min_anchor, max_anchor] = "
+                f"[{settings.min_anchor}, {settings.max_anchor}]; move it inside or widen the bounds"
+            )
+        return settings

@@ -1,0 +1,157 @@
+"""One definition per knob: constructor keyword, chained setter and plain value come from the same line.
+
+A table of knobs is a class whose annotations are ``Knob[T]``. A subclass that is also ``Chained`` turns each knob into
+a setter (``config.batch_size(64)`` returns the config); one that is also ``Values`` reads it (``job.batch_size``).
+Type checkers see both, and the keyword arguments, through the descriptor and ``dataclass_transform`` (PEP 681).
+"""
+
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, Generic, Self, TypeVar, dataclass_transform, overload
+
+from flodl.errors import ConfigError, UsageError
+
+T = TypeVar("T")
+ChainedT = TypeVar("ChainedT", bound="Chained")
+Check = Callable[[str, Any], Any]
+"""Takes a knob's name and a value; returns the value to store or raises ConfigError with the fix."""
+
+REQUIRED: Any = inspect.Parameter.empty
+"""Stands for "no default"."""
+
+
+class Chained:
+    """Mixed into a table whose knobs are setters that return the table."""
+
+
+class Values:
+    """Mixed into a table whose knobs are read-only values."""
+
+
+class Knob(Generic[T]):
+    """The descriptor behind one annotated line of a table."""
+
+    def __init__(self, default: Any, check: Check | None, kw_only: bool) -> None:
+        self.default, self.check, self.kw_only, self.name = default, check, kw_only, ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: ChainedT, owner: type) -> Callable[[T], ChainedT]: ...
+    @overload
+    def __get__(self, instance: Values, owner: type) -> T: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        if isinstance(instance, Values):
+            return instance._values[self.name]  # type: ignore[attr-defined]  # every Values is a KnobTable
+
+        def setter(value: T) -> Any:
+            instance._values[self.name] = self.checked(value)
+            return instance
+
+        setter.__name__ = self.name
+        return setter
+
+    def __set__(self, instance: object, value: T) -> None:
+        raise UsageError(f"{self.name} cannot be assigned; write .{self.name}({value!r})")
+
+    def checked(self, value: Any) -> Any:
+        """``value`` as it is stored. Raises ConfigError when it cannot be used."""
+        return self.check(self.name, value) if self.check else value
+
+
+def knob(*, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True) -> Any:
+    """Declare a knob: ``batch_size: Knob[int] = knob(check=at_least(1))``. Without ``default`` it must be given."""
+    return Knob(default, check, kw_only)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(knob,))
+class KnobTable:
+    """Base of every table. Holds the values that were set; defaults are applied when they are read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        given = _signature(type(self)).bind(*args, **kwargs).arguments
+        self._values: dict[str, Any] = {name: getattr(type(self), name).checked(value) for name, value in given.items()}
+
+    @classmethod
+    def knobs(cls) -> dict[str, Knob[Any]]:
+        """Every knob of the table by name, in the order of definition."""
+        found: dict[str, Knob[Any]] = {}
+        for base in reversed(cls.__mro__):
+            found |= {name: entry for name, entry in vars(base).items() if isinstance(entry, Knob)}
+        return found
+
+    def all_values(self) -> dict[str, Any]:
+        """Every knob's value, defaults filled in. Raises UsageError naming the knobs that have none."""
+        values = {name: entry.default for name, entry in self.knobs().items()} | self._values
+        missing = [name for name, value in values.items() if value is REQUIRED]
+        if missing:
+            fix = " ".join(f".{name}(...)" for name in missing)
+            raise UsageError(f"{', '.join(missing)} must be set; add {fix} before the run starts")
+        return values
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
+        return f"{type(self).__name__}({settings})"
+
+
+def _signature(table: type[KnobTable]) -> inspect.Signature:
+    return inspect.Signature(
+        [
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY if entry.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=entry.default,
+            )
+            for name, entry in table.knobs().items()
+        ]
+    )
+
+
+def whole_number(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> Check:
+    """A whole number within ``[minimum, maximum]``; None too when ``optional``."""
+
+    def check(name: str, value: Any) -> int | None:
+        if value is None and optional:
+            return None
+        try:
+            number = operator.index(value)
+        except TypeError:
+            number = None
+        if number is None or isinstance(value, bool):
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
+        if not minimum <= number <= maximum:
+            bound = f"at least {minimum}" if number < minimum else f"at most {maximum}"
+            raise ConfigError(f"{name} is {number}; it must be {bound}")
+        return number
+
+    return check
+
+
+def positive_number(*, optional: bool = False) -> Check:
+    """A finite number above zero; None too when ``optional``."""
+
+    def check(name: str, value: Any) -> float | None:
+        if value is None and optional:
+            return None
+        try:
+            number = 0.0 if isinstance(value, bool | str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = 0.0
+        if not 0.0 < number < float("inf"):
+            raise ConfigError(f"{name} is {value!r}; it must be a finite number above 0" + (" or None" * optional))
+        return number
+
+    return check
+
+
+def function(name: str, value: Any) -> Any:
+    """A callable, or None for none."""
+    if value is not None and not callable(value):
+        raise ConfigError(f"{name} is {value!r}; pass a function, not its result")
+    return value

@@ -1,0 +1,148 @@
+"""The knobs of a training run: the one table behind TrainerConfig, the builder and what the roles read.
+
+Each knob is checked where it is set, so that the traceback shows the user's line; relations between knobs are checked
+by ``resolve``, when all of them are known.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from flodl.errors import ConfigError
+from flodl.ids import RankId
+from flodl.messages import Settings
+from flodl.spec.cadence import ElCheConfig
+from flodl.spec.knob import Knob, KnobTable, Values, function, knob, positive_number, whole_number
+from flodl.spec.metrics import EpochMetrics
+
+MapDataset: TypeAlias = Any
+"""Anything with ``__len__`` and ``__getitem__(int)``; ``__getitems__(list[int])`` is used where it exists.
+
+Not a Protocol: torch's own Dataset declares no ``__len__``, and every subclass of it must be welcome.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class EpochCallbackPolicy:
+    """Which rank runs the per-epoch callbacks: ``FASTEST`` or ``EpochCallbackPolicy.rank(n)``."""
+
+    callback_rank: RankId | None
+    """None elects the rank with the lowest time per batch; it keeps the post until it dies."""
+
+    FASTEST: ClassVar["EpochCallbackPolicy"]
+
+    @classmethod
+    def rank(cls, rank: RankId) -> "EpochCallbackPolicy":
+        """Always this rank; one that does not exist is refused when the ranks are known."""
+        return cls(whole_number(0)("rank", rank))
+
+
+EpochCallbackPolicy.FASTEST = EpochCallbackPolicy(None)
+
+
+def _dataset(name: str, value: Any) -> Any:
+    if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
+        raise ConfigError(
+            f"{name} is a {type(value).__name__} without __len__ and __getitem__; pass a map-style dataset, for samples "
+            "are dealt to the ranks by index"
+        )
+    if len(value) == 0:
+        raise ConfigError(f"{name} has length 0; there is nothing to train on: check the path or the filter behind it")
+    return value
+
+
+def _eval_dataset(name: str, value: Any) -> Any:
+    return None if value is None else _dataset(name, value)
+
+
+def _elche(name: str, value: Any) -> ElCheConfig:
+    if not isinstance(value, ElCheConfig):
+        raise ConfigError(f"{name} is {value!r}; pass an ElCheConfig such as ElCheConfig.cpu_cadence()")
+    return value
+
+
+def _policy(name: str, value: Any) -> EpochCallbackPolicy:
+    if not isinstance(value, EpochCallbackPolicy):
+        raise ConfigError(f"{name} is {value!r}; pass EpochCallbackPolicy.FASTEST or EpochCallbackPolicy.rank(n)")
+    return value
+
+
+class Knobs(KnobTable):
+    """Every knob of a run, in the order of the reference."""
+
+    dataset: Knob[MapDataset] = knob(check=_dataset, kw_only=False)
+    """The training data, any map-style torch dataset."""
+    batch_size: Knob[int] = knob(check=whole_number(1))
+    """Samples of one step of one rank."""
+    num_epochs: Knob[int] = knob(check=whole_number(1))
+    """Passes over the data; every sample is trained exactly once in each."""
+    elche: Knob[ElCheConfig] = knob(default=ElCheConfig(), check=_elche)
+    """How often and how the ranks are averaged."""
+    max_grad_norm: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
+    """Gradients are clipped to this global norm before each step; None clips nothing."""
+    metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
+    """Called once per epoch on the head's callback thread."""
+    eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
+    """Held-out data, evaluated after every epoch on one rank; needs ``eval_fn``."""
+    eval_fn: Knob[Callable[..., float] | None] = knob(default=None, check=function)
+    """``eval_fn(model, input, target) -> float`` per batch; the batches are combined as a sample-weighted mean."""
+    eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function)
+    """``eval_result_fn(epoch, value)`` on the head's callback thread."""
+    epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
+    """Which rank runs the evaluation."""
+    seed: Knob[int] = knob(default=0, check=whole_number(0))
+    """Fixes the order of the samples of every epoch. The weights' own seed is the script's affair."""
+    num_workers: Knob[int] = knob(default=0, check=whole_number(0))
+    """Processes per rank that load data; 0 loads ahead on a thread."""
+    collate_fn: Knob[Callable[[list[Any]], Any] | None] = knob(default=None, check=function)
+    """Makes a batch from a list of samples; None takes torch's default."""
+    cluster: Knob[Any] = knob(default=None)
+    """A ``ClusterBuilder`` that names the hosts in code; None runs where the script was started."""
+
+
+class JobConfig(Knobs, Values):
+    """The knobs as plain values, checked against each other; what the roles read."""
+
+    def settings(self) -> Settings:
+        """What every participant must agree on."""
+        return Settings(
+            dataset_size=len(self.dataset),
+            batch_size=self.batch_size,
+            num_epochs=self.num_epochs,
+            seed=self.seed,
+            cadence=self.elche.settings(),
+            max_grad_norm=self.max_grad_norm,
+            eval_samples=0 if self.eval_dataset is None else len(self.eval_dataset),
+            callback_rank=self.epoch_callback_policy.callback_rank,
+        )
+
+
+def resolve(knobs: Knobs) -> JobConfig:
+    """The values of ``knobs``, checked against each other.
+
+    Raises:
+        UsageError: a knob without a default is not set.
+        ConfigError: two knobs contradict each other; the message names both and the fix.
+    """
+    config = JobConfig(**knobs.all_values())
+    _check_batches(config)
+    _check_evaluation(config)
+    config.elche.settings()
+    return config
+
+
+def _check_batches(config: JobConfig) -> None:
+    size = len(config.dataset)
+    if config.batch_size > size:
+        raise ConfigError(
+            f"batch_size {config.batch_size} is larger than the dataset of {size} samples; "
+            f"lower batch_size to at most {size}"
+        )
+
+
+def _check_evaluation(config: JobConfig) -> None:
+    if (config.eval_dataset is None) != (config.eval_fn is None):
+        given, missing = ("eval_fn", "eval_dataset") if config.eval_dataset is None else ("eval_dataset", "eval_fn")
+        raise ConfigError(f"{given} is set but {missing} is not; set both, or neither")
+    if config.eval_result_fn is not None and config.eval_fn is None:
+        raise ConfigError("eval_result_fn is set but there is nothing to evaluate; set eval_dataset and eval_fn too")
