@@ -22,7 +22,8 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "flodl needs Python 3.11 or newer; %s is %s. Name another one: make PYTHON=python3.11" % (sys.executable, sys.version.split()[0]))'
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,examples]'
+	@echo "installing flodl and its test tools into $(VENV) (minutes the first time)"
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,examples]'
 	@touch $@
 
 demo: $(READY)
