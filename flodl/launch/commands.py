@@ -1,0 +1,66 @@
+"""The command lines of a run's own processes: pure, so that ``--dry-run`` shows what is executed.
+
+A daemon runs under its warden, which leaves nothing of it behind. ``-P`` keeps the project folder off the import path
+of flodl's own processes: a ``queue.py`` next to the script must not break them.
+"""
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from flodl.launch.plan import HostPlan
+
+DAEMON_MODULES: Final = ("-P", "-m", "flodl_daemon.warden", "--")
+FOLDER_MISSING: Final = 91
+INTERPRETER_MISSING: Final = 92
+
+_START: Final = (
+    'case "$1" in "~"|"~/"*) fdl_dir="$HOME${1#"~"}";; *) fdl_dir=$1;; esac; '
+    'case "$2" in "~/"*) fdl_py="$HOME${2#"~"}";; *) fdl_py=$2;; esac; '
+    f'cd -- "$fdl_dir" 2>/dev/null || exit {FOLDER_MISSING}; '
+    f'command -v -- "$fdl_py" >/dev/null 2>&1 || exit {INTERPRETER_MISSING}; '
+    'exec "$fdl_py" -P -m flodl_daemon.warden -- "$fdl_py" -P -m flodl_daemon run --bootstrap-stdin'
+)
+
+_LOGIN_SHELL: Final = (
+    'case "${SHELL##*/}" in bash|zsh|ksh|dash|ash|sh) fdl_sh=$SHELL;; *) fdl_sh=/bin/sh;; esac; '
+    'exec "$fdl_sh" -lc "$3" fdl "$1" "$2"'
+)
+
+
+def daemon_argv(python: str) -> list[str]:
+    """The daemon under its warden, on this machine."""
+    return [python, *DAEMON_MODULES, python, "-P", "-m", "flodl_daemon", "run", "--bootstrap-stdin"]
+
+
+def controller_argv(python: str, run_dir: str) -> list[str]:
+    """The controller's process."""
+    return [python, "-P", "-m", "flodl.controller", run_dir]
+
+
+def remote_command(host: "HostPlan") -> str:
+    """What ssh is asked to run on ``host``: one line for any login shell, every word quoted, nothing expanded by it.
+
+    It ends with 91 when the folder is missing and 92 when the interpreter is. Without a configured interpreter, a
+    login shell is asked for its PATH's ``python3``.
+    """
+    if host.python:
+        words = ["/bin/sh", "-c", _START, "fdl", host.cwd, host.python]
+    else:
+        words = ["/bin/sh", "-c", _LOGIN_SHELL, "fdl", host.cwd, "python3", _START]
+    return "exec " + " ".join(shlex.quote(word) for word in words)
+
+
+def openssh_command(host: "HostPlan") -> list[str]:
+    """The ``ssh`` call that does the same, for people: flodl itself uses asyncssh with the user's configuration."""
+    ssh = host.ssh
+    if ssh is None:
+        return []
+    argv = ["ssh"]
+    argv += ["-p", str(ssh.port)] if ssh.port is not None else []
+    argv += ["-l", ssh.user] if ssh.user is not None else []
+    argv += ["-i", ssh.identity_file] if ssh.identity_file is not None else []
+    argv += ["-J", ssh.proxy_jump] if ssh.proxy_jump is not None else []
+    for option in ssh.options:
+        argv += ["-o", option]
+    return [*argv, "--", ssh.target, remote_command(host)]

@@ -1,0 +1,274 @@
+"""From a cluster and a request to everything that a run needs, decided before anything starts. Pure.
+
+``plan`` is the only place that knows how paths, devices, environment and addresses of a host follow from the cluster
+file; the controller executes a ``RunSpec`` and asks nobody else. ``describe`` prints it for ``--dry-run``.
+"""
+
+import os.path
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from flodl.config.address import format_address
+from flodl.errors import ConfigError
+from flodl.launch import commands
+from flodl.launch.bootstrap import Bootstrap, Liveness
+from flodl.launch.ssh_options import parse_options
+
+if TYPE_CHECKING:  # pydantic is slow to import, and whoever reads a RunSpec does not need it
+    from flodl.config.model import ClusterSpec, WorkerSpec
+
+SCHEMA: Final = 1
+"""The number of run.json's shape."""
+
+
+class HostKind(StrEnum):
+    """How a host's daemon comes up: as a child process here, or over ssh."""
+
+    LOCAL = "local"
+    SSH = "ssh"
+
+
+@dataclass(frozen=True, slots=True)
+class SshSpec:
+    """How to reach a host. What is None is left to the user's own ssh configuration.
+
+    ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    """
+
+    target: str
+    port: int | None = None
+    user: str | None = None
+    identity_file: str | None = None
+    proxy_jump: str | None = None
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """One host of the roster: what its daemon runs, where, and how it is started.
+
+    ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
+    which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
+    cluster file demands, empty where admission decides. ``ssh`` is None for a local host.
+    """
+
+    name: str
+    kind: HostKind
+    devices: tuple[str, ...]
+    python: str
+    cwd: str
+    script: tuple[str, ...]
+    ranks: tuple[int, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    ssh: SshSpec | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JoinPlan:
+    """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster."""
+
+    min_rank_start: int = 0
+    target_ranks: int = 0
+    join_timeout_s: float = 300.0
+    max_join_timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """Everything about one run that is decided before it starts; holds no secret. This is ``run.json``.
+
+    ``python``, ``cwd`` and ``script`` are the head's, on this machine. ``env`` is added for the head and for every
+    rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
+    ``port`` 0 lets the system choose.
+    """
+
+    schema: int
+    run_id: str
+    name: str
+    created_s: float
+    bind_host: str
+    port: int
+    advertise: str
+    python: str
+    cwd: str
+    script: tuple[str, ...]
+    env: Mapping[str, str]
+    hosts: tuple[HostPlan, ...]
+    liveness: Liveness
+    on_disconnect_s: float
+    stop_timeout_s: float
+    join: JoinPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What a person asked for, with the facts about this machine that the plan depends on.
+
+    ``script`` is what follows the interpreter, verbatim: ``("train.py", "--epochs", "5")`` or ``("-m", "pkg.mod")``.
+    ``cwd`` is absolute. ``local_names`` are the names and addresses of this machine. ``name`` is the run's name, empty
+    for the script's. Times are seconds; ``created_s`` is wall time.
+    """
+
+    run_id: str
+    created_s: float
+    script: tuple[str, ...]
+    cwd: str
+    python: str
+    local_names: frozenset[str]
+    name: str = ""
+    stop_timeout_s: float = 30.0
+
+
+def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
+    """Everything about the run, decided. Performs no I/O.
+
+    Ranks run in the place that corresponds to the working directory: below the project folder of their host when the
+    launch happens below the project folder here, else in the project folder itself.
+
+    Raises:
+        ConfigError: no script, or an ssh option that cannot be honoured.
+    """
+    if not request.script or request.script == ("-m",):
+        raise ConfigError("no script to launch; try: fdl launch train.py")
+    controller = spec.controller
+    project = os.path.normpath(_expanded(controller.path, request.cwd))
+    below = _below(request.cwd, project)
+    env = {**dict(spec.env), "FDL_RUN_ID": request.run_id}
+    return RunSpec(
+        schema=SCHEMA,
+        run_id=request.run_id,
+        name=request.name or script_name(request.script),
+        created_s=request.created_s,
+        bind_host=controller.host,
+        port=controller.port,
+        advertise=controller.advertise or "",
+        python=request.python,
+        cwd=os.path.normpath(os.path.join(project, below)),
+        script=request.script,
+        env=env,
+        hosts=tuple(_host(worker, spec, request, project, below) for worker in spec.workers),
+        liveness=Liveness(
+            spec.liveness.heartbeat_s, spec.liveness.suspect_s, spec.liveness.dead_s, spec.liveness.startup_s
+        ),
+        on_disconnect_s=spec.on_disconnect_s,
+        stop_timeout_s=request.stop_timeout_s,
+        join=JoinPlan(
+            controller.join.min_rank_start or 0,
+            controller.join.target_ranks or 0,
+            controller.join.join_timeout,
+            controller.join.max_join_timeout,
+        ),
+    )
+
+
+def script_name(script: tuple[str, ...]) -> str:
+    """The name that a run takes from its script: the file's stem, or the module's name."""
+    if script[0] == "-m":
+        return script[1]
+    return os.path.splitext(os.path.basename(script[0]))[0] or "run"
+
+
+def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[str, ...]) -> Bootstrap:
+    """What the daemon of ``host`` is given. ``token`` is in hex, ``controllers`` are ``host:port`` in order of trial."""
+    return Bootstrap(
+        run_id=spec.run_id,
+        token=token,
+        controllers=controllers,
+        host=host.name,
+        devices=host.devices,
+        script=host.script,
+        cwd=host.cwd,
+        env={**spec.env, **host.env},
+        python=host.python,
+        liveness=spec.liveness,
+        on_disconnect_s=spec.on_disconnect_s,
+        stop_timeout_s=spec.stop_timeout_s,
+    )
+
+
+def describe(spec: RunSpec, run_dir: str) -> list[str]:
+    """Every command, folder and environment key of the run, as lines for ``--dry-run``; values of variables are left
+    out, for they may be secrets.
+    """
+    lines = [
+        f"run         {spec.run_id} ({spec.name})",
+        f"listens on  {format_address(spec.bind_host, spec.port) if spec.port else spec.bind_host + ', any free port'}"
+        + (f", workers dial {format_address(spec.advertise, spec.port)}" if spec.advertise else ""),
+        f"directory   {run_dir}",
+        f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
+        f"head        {shlex.join([spec.python, *spec.script])}",
+        f"  in        {spec.cwd}",
+        f"  env       {_keys(spec.env)}",
+    ]
+    for host in spec.hosts:
+        start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+        lines += [
+            f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
+            f"  daemon    {shlex.join(start)}",
+            "  stdin     bootstrap with token: <redacted>",
+            f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
+            f"  in        {host.cwd}",
+            f"  env       {_keys({**spec.env, **host.env})}",
+        ]
+    return lines
+
+
+def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:
+    is_local = worker.ssh is None and (worker.host in request.local_names or worker.host == spec.controller.host)
+    folder = worker.path or project
+    if is_local:
+        folder = os.path.normpath(_expanded(worker.path, project))
+    ssh = None if is_local else _ssh(worker)
+    if ssh is not None:
+        parse_options(ssh.options, worker.host)
+    devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
+    return HostPlan(
+        name=worker.host,
+        kind=HostKind.LOCAL if is_local else HostKind.SSH,
+        devices=devices,
+        python=worker.python or (request.python if is_local else ""),
+        cwd=folder if below == "." else os.path.join(folder, below),
+        script=_translated(request.script, project, folder),
+        ranks=worker.ranks or (),
+        env=_host_env(worker),
+        ssh=ssh,
+    )
+
+
+def _ssh(worker: "WorkerSpec") -> SshSpec:
+    ssh = worker.ssh
+    if ssh is None:
+        return SshSpec(worker.host)
+    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+
+
+def _host_env(worker: "WorkerSpec") -> dict[str, str]:
+    env: dict[str, str] = {}
+    if worker.nccl_socket_ifname:
+        env["NCCL_SOCKET_IFNAME"] = env["GLOO_SOCKET_IFNAME"] = worker.nccl_socket_ifname
+    if worker.data_path:
+        env["FDL_DATA_PATH"] = worker.data_path
+    return {**env, **worker.env}
+
+
+def _translated(script: tuple[str, ...], project: str, folder: str) -> tuple[str, ...]:
+    if script[0] == "-m" or not os.path.isabs(script[0]):
+        return script
+    below = _below(script[0], project)
+    return script if below == "." else (os.path.join(folder, below), *script[1:])
+
+
+def _below(path: str, folder: str) -> str:
+    relative = os.path.relpath(os.path.normpath(path), folder)
+    return "." if relative == ".." or relative.startswith("../") else relative
+
+
+def _expanded(path: str | None, default: str) -> str:
+    return os.path.expanduser(path) if path else default
+
+
+def _keys(env: Mapping[str, str]) -> str:
+    return " ".join(sorted(env)) or "-"

@@ -1,0 +1,243 @@
+"""A run's directory and the registry of runs, which is the set of these directories. Per user, 0700, files 0600.
+
+    $XDG_STATE_HOME/fdl/runs/<run_id>/        (FDL_STATE_HOME replaces $XDG_STATE_HOME/fdl)
+        run.json         what was asked: a ``flodl.launch.plan.RunSpec``, without secrets
+        token            the run's secret, 64 hex digits
+        controller.json  written by the controller once it listens: a ``ControllerInfo``
+        state.json       the last snapshot            outcome.json   how the run ended
+        events.jsonl     what happened                logs/          controller.log, daemon-HOST.log, rankR.STREAM.log
+
+Processes are known by pid and start time, never by name: a number that the kernel has given to somebody else is dead.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from flodl.errors import ConfigError, PreflightError
+from flodl.launch.document import DocumentFault, dump, load
+
+TOKEN_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """Where a run's controller listens. ``started`` is its process's start time in clock ticks since boot, the number
+    of ``/proc/PID/stat``; ``address`` is one to dial from this machine.
+    """
+
+    pid: int
+    started: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run's directory. The paths need not exist."""
+
+    path: Path
+
+    @property
+    def run_id(self) -> str:
+        """The directory's name is the run's id."""
+        return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        """What was asked."""
+        return self.path / "run.json"
+
+    @property
+    def token_path(self) -> Path:
+        """The run's secret."""
+        return self.path / "token"
+
+    @property
+    def controller_json(self) -> Path:
+        """Where the controller listens."""
+        return self.path / "controller.json"
+
+    @property
+    def state_json(self) -> Path:
+        """The last snapshot."""
+        return self.path / "state.json"
+
+    @property
+    def outcome_json(self) -> Path:
+        """How the run ended."""
+        return self.path / "outcome.json"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of all logs."""
+        return self.path / "logs"
+
+    def write(self, name: str, text: str) -> Path:
+        """Replace the file ``name`` in one step, mode 0600: a reader sees the old text or the new."""
+        target = self.path / name
+        temporary = self.path / f".{name}.{os.getpid()}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(target)
+        return target
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """The JSON object in the file ``name``; None where there is none (yet)."""
+        try:
+            data = json.loads((self.path / name).read_bytes())
+        except (OSError, ValueError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def read_token(self) -> bytes:
+        """The run's secret.
+
+        Raises:
+            ConfigError: missing, readable by others, or not 64 hex digits.
+        """
+        try:
+            descriptor = os.open(self.token_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise ConfigError(f"{self.token_path}: {error.strerror}; the run's token cannot be read") from None
+        with open(descriptor, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o077
+            text = file.read(4 * TOKEN_BYTES).strip()
+        if mode:
+            raise ConfigError(f"{self.token_path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
+        try:
+            token = bytes.fromhex(text.decode("ascii"))
+        except ValueError:
+            token = b""
+        if len(token) != TOKEN_BYTES:
+            raise ConfigError(f"{self.token_path}: not a token (expected {2 * TOKEN_BYTES} hex digits)")
+        return token
+
+    def controller(self) -> ControllerInfo | None:
+        """Where the controller listens, None before it does."""
+        try:
+            return load(ControllerInfo, self.controller_json.read_bytes())
+        except (OSError, DocumentFault):
+            return None
+
+    def announce(self, info: ControllerInfo) -> None:
+        """Publish where the controller listens; called by the controller."""
+        self.write("controller.json", dump(info))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the controller that announced itself is still that very process."""
+        info = self.controller()
+        return info is not None and process_started(info.pid) == info.started
+
+
+def state_home() -> Path:
+    """The folder of everything that fdl keeps for this user."""
+    override = os.environ.get("FDL_STATE_HOME")
+    if override:
+        return Path(override)
+    xdg = os.environ.get("XDG_STATE_HOME", "")
+    return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".local" / "state") / "fdl"
+
+
+def new_run_id(wall_s: float | None = None) -> str:
+    """A short id that sorts by time: ``20261129-213045-ab12`` (UTC)."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime(wall_s)) + "-" + secrets.token_hex(2)
+
+
+def create(run_id: str) -> RunDir:
+    """Make the directory of a new run, with its token and its logs folder.
+
+    Raises:
+        PreflightError: the state folder cannot be written.
+    """
+    run = RunDir(state_home() / "runs" / run_id)
+    try:
+        run.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run.path.mkdir(mode=0o700)
+        run.logs.mkdir(mode=0o700)
+        descriptor = os.open(run.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise PreflightError(
+            f"{run.path}: {error.strerror}; runs are kept there, FDL_STATE_HOME names another folder"
+        ) from None
+    with open(descriptor, "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(TOKEN_BYTES))
+    return run
+
+
+def all_runs() -> list[RunDir]:
+    """Every run of this user, the newest first."""
+    with contextlib.suppress(OSError):
+        return [RunDir(path) for path in sorted((state_home() / "runs").iterdir(), reverse=True) if path.is_dir()]
+    return []
+
+
+def run_name(run: RunDir) -> str:
+    """The run's name, empty when run.json is not there."""
+    return str((run.read_json("run.json") or {}).get("name", ""))
+
+
+def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
+    """The run that ``wanted`` names: an id, a name (the latest of it), or an id's unique beginning.
+
+    None means the latest live run, else (unless ``must_be_live``) the latest of all.
+
+    Raises:
+        ConfigError: there is none, or the beginning fits several.
+    """
+    runs = all_runs()
+    if wanted is None:
+        return _latest(runs, must_be_live)
+    exact = [run for run in runs if run.run_id == wanted]
+    named = [run for run in runs if run_name(run) == wanted]
+    candidates = exact or [run for run in named if run.is_live][:1] or named[:1]
+    candidates = candidates or [run for run in runs if run.run_id.startswith(wanted)]
+    if len(candidates) == 1:
+        return _checked_live(candidates[0], must_be_live)
+    if candidates:
+        raise ConfigError(f"run {wanted!r} is not unique: " + ", ".join(run.run_id for run in candidates[:5]))
+    known = ", ".join(f"{run.run_id} ({run_name(run)})" for run in runs[:5]) or "none"
+    raise ConfigError(f"no run {wanted!r} under {state_home() / 'runs'}; the latest are: {known}")
+
+
+def _latest(runs: list[RunDir], must_be_live: bool) -> RunDir:
+    live = next((run for run in runs if run.is_live), None)
+    if live is not None:
+        return live
+    if must_be_live or not runs:
+        raise ConfigError(f"no run is live under {state_home() / 'runs'}; start one with: fdl launch train.py")
+    return runs[0]
+
+
+def _checked_live(run: RunDir, must_be_live: bool) -> RunDir:
+    if must_be_live and not run.is_live:
+        raise ConfigError(f"run {run.run_id} is not live any more; see: fdl status {run.run_id}")
+    return run
+
+
+def process_started(pid: int) -> int | None:
+    """The start time of a live process in clock ticks since boot; None when there is none, or only its zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def own_info(address: str, port: int) -> ControllerInfo:
+    """What this process announces when it is the controller."""
+    return ControllerInfo(os.getpid(), process_started(os.getpid()) or 0, address, port)
+
+
+def outcome_exit_code(outcome: Mapping[str, Any]) -> int:
+    """The exit code in an outcome document; 1 when it holds none that can be one."""
+    code = outcome.get("exit_code")
+    return code if isinstance(code, int) and 0 <= code <= 255 else 1
