@@ -1,3 +1,58 @@
-"""flodl: data-parallel PyTorch training on unequal machines."""
+"""flodl: data-parallel PyTorch training on unequal machines.
+
+The public names below are imported when they are first used, so that ``import flodl`` is quick and torch-free.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flodl.config.builder import ClusterBuilder as ClusterBuilder
+    from flodl.config.gpus import GpuInfo as GpuInfo
+    from flodl.config.gpus import detect_gpus as detect_gpus
+    from flodl.errors import FlodlError as FlodlError
+    from flodl.spec.cadence import ElCheConfig as ElCheConfig
+    from flodl.spec.cadence import ElCheMode as ElCheMode
+    from flodl.spec.context import is_head as is_head
+    from flodl.spec.context import rank as rank
+    from flodl.spec.context import record_scalar as record_scalar
+    from flodl.spec.context import world_size as world_size
+    from flodl.spec.handle import TrainHandle as TrainHandle
+    from flodl.spec.knobs import EpochCallbackPolicy as EpochCallbackPolicy
+    from flodl.spec.metrics import EpochMetrics as EpochMetrics
+    from flodl.spec.state import TrainedState as TrainedState
+    from flodl.trainer.config import TrainerConfig as TrainerConfig
+    from flodl.trainer.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "ClusterBuilder": "flodl.config.builder",
+    "ElCheConfig": "flodl.spec.cadence",
+    "ElCheMode": "flodl.spec.cadence",
+    "EpochCallbackPolicy": "flodl.spec.knobs",
+    "EpochMetrics": "flodl.spec.metrics",
+    "FlodlError": "flodl.errors",
+    "GpuInfo": "flodl.config.gpus",
+    "TrainHandle": "flodl.spec.handle",
+    "TrainedState": "flodl.spec.state",
+    "Trainer": "flodl.trainer.trainer",
+    "TrainerConfig": "flodl.trainer.config",
+    "detect_gpus": "flodl.config.gpus",
+    "is_head": "flodl.spec.context",
+    "rank": "flodl.spec.context",
+    "record_scalar": "flodl.spec.context",
+    "world_size": "flodl.spec.context",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'flodl' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -159,7 +159,7 @@ class BatchLoader:
                 for plan, data in zip(plans, self._read(plans), strict=True):
                     if not self._deliver(Batch(data, len(plan.indices), plan.epoch, plan.spans), generation):
                         break
-            except BaseException as error:  # every kind belongs to the caller of next_batch, not to this thread
+            except BaseException as error:  # noqa: BLE001  # every kind belongs to the caller of next_batch
                 self._workers = None
                 self._deliver(error, generation)
         self._workers = None

@@ -27,7 +27,7 @@ def _mode(name: str, value: Any) -> Mode:
 class CadenceKnobs(KnobTable):
     """Every knob of the cadence; the defaults are ``messages.CadenceSettings``'."""
 
-    mode: Knob[Mode] = knob(default=CadenceSettings().mode, check=_mode)
+    mode: Knob[Mode | str] = knob(default=CadenceSettings().mode, check=_mode)
     """The mode, as a member of ElCheMode or by its name."""
     anchor: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
     """Batches the slowest rank does in the first window; None takes the mode's default (10, sync modes 1)."""

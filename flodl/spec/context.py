@@ -60,42 +60,54 @@ class _Place:
     scalars: ScalarSums | None
 
 
-_place: _Place | None = None
+@dataclass(slots=True)
+class _Process:
+    place: _Place | None = None
 
 
-def enter(role: Role, rank: RankId = 0, world_size: int = 1) -> ScalarSums:
-    """Take a role in this process and return where its scalars are collected.
+_process = _Process()
 
-    Raises UsageError while an earlier run of this process is still going.
-    """
-    global _place
-    if _place is not None and _place.scalars is not None:
+
+def refuse_running() -> None:
+    """Raise UsageError while an earlier run of this process is still going."""
+    if _process.place is not None and _process.place.scalars is not None:
         raise UsageError("Trainer.run was called while a run is still going in this process; join() the first one")
-    scalars = ScalarSums()
-    _place = _Place(role, rank, world_size, scalars)
-    return scalars
+
+
+def enter(role: Role, rank: RankId = 0, world_size: int = 1) -> None:
+    """Take a role in this process."""
+    refuse_running()
+    _process.place = _Place(role, rank, world_size, ScalarSums())
+
+
+def scalars() -> ScalarSums:
+    """Where the running job's scalars are collected. Raises UsageError outside a run."""
+    place = _process.place
+    if place is None or place.scalars is None:
+        raise UsageError("there is no run in this process; call record_scalar inside train_step")
+    return place.scalars
 
 
 def leave() -> None:
     """The run of this process is over: scalars are refused again, the answers stay what they were."""
-    if _place is not None:
-        _place.scalars = None
+    if _process.place is not None:
+        _process.place.scalars = None
 
 
 def rank() -> RankId:
     """This process's rank; 0 in a solo process and in the head."""
-    return _place.rank if _place else _number("RANK", 0)
+    return _process.place.rank if _process.place else _number("RANK", 0)
 
 
 def world_size() -> int:
     """Ranks at formation; 1 in a solo process and, before ``Trainer.run``, in the head."""
-    return _place.world_size if _place else _number("WORLD_SIZE", 1)
+    return _process.place.world_size if _process.place else _number("WORLD_SIZE", 1)
 
 
 def is_head() -> bool:
     """True where host-side code belongs: in the head and in a solo process, never in a rank."""
-    if _place:
-        return _place.role is not Role.RANK
+    if _process.place:
+        return _process.place.role is not Role.RANK
     return os.environ.get(ROLE_VARIABLE, "").startswith("head:") or "RANK" not in os.environ
 
 
@@ -109,9 +121,7 @@ def record_scalar(name: str, value: Any) -> None:
     Raises:
         UsageError: no run is going in this process, or too many names.
     """
-    if _place is None or _place.scalars is None:
-        raise UsageError("record_scalar was called outside a run; call it inside train_step")
-    _place.scalars.add(name, value)
+    scalars().add(name, value)
 
 
 def _number(variable: str, default: int) -> int:

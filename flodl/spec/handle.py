@@ -1,16 +1,16 @@
 """The user's hold on a running job: results come in from the role's shell, go out to the user's thread.
 
-Producers (the role's shell): ``publish_metrics``, ``publish_eval``, then once ``finish`` or ``fail``; they never block.
-Consumers (the user): ``join``, ``next_metrics``, ``poll_metrics``. The user's callbacks run on one thread, one at a time.
+Producers (the role's shell): ``publish_metrics``, ``publish_eval``, then once ``finish`` or ``fail``; none blocks.
+Consumers (the user): ``join``, ``next_metrics``, ``poll_metrics``. The user's callbacks run on one thread, in order.
 """
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 
 from flodl.errors import DeadlineExceeded
+from flodl.spec import context
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.state import TrainedState
 
@@ -115,6 +115,7 @@ class TrainHandle:
         with self._changed:
             if not self._is_over():
                 self._state, self._error = state, error
+                context.leave()
             self._changed.notify_all()
 
     def _call(self, call: Callable[[], None]) -> None:
@@ -145,7 +146,6 @@ class TrainHandle:
         thread = self._callback_thread
         if thread is None or thread is threading.current_thread():
             return
-        started_s = time.monotonic()
         thread.join(CALLBACK_DRAIN_S)
         if thread.is_alive():
-            log.warning("callback still running waited_s=%.0f; its result is not waited for", time.monotonic() - started_s)
+            log.warning("callback still running waited_s=%.0f; nothing waits for it any more", CALLBACK_DRAIN_S)

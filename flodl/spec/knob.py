@@ -66,7 +66,13 @@ class Knob(Generic[T]):
 
 
 def knob(*, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True) -> Any:
-    """Declare a knob: ``batch_size: Knob[int] = knob(check=at_least(1))``. Without ``default`` it must be given."""
+    """Declare one line of a table, as in ``batch_size: Knob[int] = knob(check=whole_number(1))``.
+
+    Args:
+        default: the value of a knob that was not set; without it the knob must be set.
+        check: turns what the user passed into what is stored, or raises ConfigError.
+        kw_only: False lets the constructor take it by position too.
+    """
     return Knob(default, check, kw_only)
 
 
@@ -77,6 +83,13 @@ class KnobTable:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         given = _signature(type(self)).bind(*args, **kwargs).arguments
         self._values: dict[str, Any] = {name: getattr(type(self), name).checked(value) for name, value in given.items()}
+        self._constructed()
+
+    def _constructed(self) -> None:
+        """Called at the end of the constructor; a table whose values must fit each other checks that here.
+
+        A constructor of its own would hide the keyword arguments from type checkers.
+        """
 
     @classmethod
     def knobs(cls) -> dict[str, Knob[Any]]:

@@ -43,8 +43,8 @@ EpochCallbackPolicy.FASTEST = EpochCallbackPolicy(None)
 def _dataset(name: str, value: Any) -> Any:
     if not hasattr(value, "__len__") or not hasattr(value, "__getitem__"):
         raise ConfigError(
-            f"{name} is a {type(value).__name__} without __len__ and __getitem__; pass a map-style dataset, for samples "
-            "are dealt to the ranks by index"
+            f"{name} is a {type(value).__name__} without __len__ and __getitem__; "
+            "pass a map-style dataset, for samples are dealt to the ranks by index"
         )
     if len(value) == 0:
         raise ConfigError(f"{name} has length 0; there is nothing to train on: check the path or the filter behind it")

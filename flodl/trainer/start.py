@@ -1,0 +1,47 @@
+"""From a job to the shell of this process's role."""
+
+import os
+from typing import assert_never
+
+from flodl.config.gpus import detect_gpus
+from flodl.spec import context
+from flodl.spec.handle import TrainHandle
+from flodl.spec.job import TrainingJob
+from flodl.trainer.role import HeadRole, Promoted, RankRole, Solo, refuse_wrong_place, take_role
+
+
+def start(job: TrainingJob) -> TrainHandle:
+    """Take this process's role and hand the job to its shell. Each shell is imported where it is needed."""
+    refuse_wrong_place()
+    context.refuse_running()
+    role = take_role(job.config.cluster, os.environ, os.getpid(), detect_gpus)
+    handle = TrainHandle(job.config.metrics_fn, job.config.eval_result_fn)
+    try:
+        match role:
+            case RankRole(ticket):
+                from flodl.rank.main import run_rank
+
+                context.enter(context.Role.RANK, int(ticket["rank"]), int(ticket["world_size"]))
+                run_rank(ticket, job)
+            case HeadRole(ticket):
+                from flodl.head.main import run_head
+
+                context.enter(context.Role.HEAD)
+                run_head(ticket, job, handle)
+            case Promoted(cluster):
+                from flodl.head.main import run_head
+                from flodl.launch.promote import promote
+
+                context.enter(context.Role.HEAD)
+                run_head(promote(cluster), job, handle)
+            case Solo():
+                from flodl.rank.solo import run_solo
+
+                context.enter(context.Role.SOLO)
+                run_solo(job, handle)
+            case _:
+                assert_never(role)
+    except BaseException:
+        context.leave()
+        raise
+    return handle
