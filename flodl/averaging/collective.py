@@ -1,4 +1,4 @@
-"""The collective plane of one rank: a torch.distributed group per incarnation, all-reduces that never block, abandonment.
+"""The collective plane of one rank: a group per incarnation, all-reduces that never block, and abandonment.
 
 A rank thread that waits inside a collective cannot hear orders, and a group with a dead or stopped peer can neither be
 waited for nor freed (dropping one blocked 38 s in a measurement; a peer that woke up later overwrote a refilled
@@ -17,13 +17,16 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 
 from flodl.averaging.store import ControlStore, StoreCall
 from flodl.averaging.store_table import group_prefix
 from flodl.errors import FlodlError, LocalProtocolError
 from flodl.ids import Incarnation, RankId
 from flodl.messages import Layout
+
+_dist: Any = torch.distributed
+"""The parts used here are missing from torch's type stubs."""
 
 REDUCE_TIMEOUT_S = 3_600.0
 """A backstop only: the controller abandons a stuck round long before."""
@@ -101,7 +104,8 @@ class CollectivePlane:
     ) -> None:
         """Form the group of ``ranks`` (same order everywhere); gives up any earlier group or attempt first.
 
-        ``on_done`` is called once unless ``form`` or ``abandon`` is called before. A single rank needs no group.
+        ``on_done`` is called once, or not at all after ``form`` or ``abandon``; a call already on its way may still
+        come then, so let it carry incarnation and attempt. A single rank needs no group.
         """
         self.abandon()
         with self._lock:
@@ -122,8 +126,8 @@ class CollectivePlane:
     def all_reduce(self, layout: Layout, include_raw: bool, on_done: Done) -> None:
         """Sum the side buffer over the group, in place, region by region.
 
-        All ranks of the group must call with the same arguments. ``on_done`` is called once unless ``abandon`` is
-        called before; an error leaves the group unusable.
+        All ranks of the group must call with the same arguments. ``on_done`` is called once, or not at all after
+        ``abandon`` (see ``form``); in a group of one before this returns. An error leaves the group unusable.
 
         Raises:
             LocalProtocolError: No group stands, or the last reduction has not ended well.
@@ -140,7 +144,7 @@ class CollectivePlane:
             return
         try:
             for region in regions:
-                reduction.add(group.allreduce([region], _reduce_options()))
+                reduction.add(group.allreduce([region], _reduce_options()), has_callback=self.backend == "gloo")
         except RuntimeError as error:
             reduction.fail(str(error))
             return
@@ -155,11 +159,10 @@ class CollectivePlane:
             self._group, self._round, self._size = None, None, 0
             if reduction is not None:
                 reduction.silence()
-                if not reduction.is_clean:
-                    assert self._buffer is not None
-                    self._parked_bytes += self._buffer.numel()
-                    self._parked.append((self._buffer, reduction))
-                    self._buffer = None
+            if reduction is not None and self._buffer is not None and not reduction.is_clean:
+                self._parked_bytes += self._buffer.numel()
+                self._parked.append((self._buffer, reduction))
+                self._buffer = None
             if group is not None:
                 self._parked.append(group)
         if group is not None and self._device.type == "cuda":
@@ -171,7 +174,7 @@ class CollectivePlane:
         error = ""
         try:
             if size > 1:
-                store = dist.PrefixStore(prefix, self._store)
+                store = _dist.PrefixStore(prefix, self._store)
                 build = _build_nccl if self._device.type == "cuda" else _build_gloo
                 group = build(store, place, size, timeout_s, self._device, self._address)
         except (RuntimeError, ValueError, OSError, FlodlError) as reason:
@@ -202,9 +205,9 @@ class _Reduction:
         with self._lock:
             return self._left == 0 and not self._error
 
-    def add(self, work: Any) -> None:
+    def add(self, work: Any, has_callback: bool) -> None:
         self.works.append(work)
-        if work.boxed is not None:
+        if has_callback:
             work.get_future().add_done_callback(self._landed)
 
     def finish_empty(self) -> None:
@@ -252,29 +255,27 @@ def _regions(buffer: torch.Tensor, layout: Layout, include_raw: bool) -> list[to
     return [region for region in regions if region.numel()]
 
 
-def _reduce_options() -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = dist.ReduceOp.SUM
+def _reduce_options() -> Any:
+    options = _dist.AllreduceOptions()
+    options.reduceOp = _dist.ReduceOp.SUM
     options.timeout = timedelta(seconds=REDUCE_TIMEOUT_S)
     return options
 
 
-def _build_gloo(
-    store: dist.Store, place: int, size: int, timeout_s: float, _device: torch.device, address: str
-) -> dist.ProcessGroupGloo:
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
+def _build_gloo(store: Any, place: int, size: int, timeout_s: float, _device: torch.device, address: str) -> Any:
+    options = _dist.ProcessGroupGloo._Options()
+    options._devices = [_dist.ProcessGroupGloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(store, place, size, options)
+    return _dist.ProcessGroupGloo(store, place, size, options)
 
 
-def _build_nccl(store: dist.Store, place: int, size: int, timeout_s: float, device: torch.device, _address: str) -> Any:
+def _build_nccl(store: Any, place: int, size: int, timeout_s: float, device: torch.device, _address: str) -> Any:
     for name, value in _NCCL_ENV.items():
         os.environ.setdefault(name, value)
     torch.cuda.set_device(device)
-    options = dist.ProcessGroupNCCL.Options()
+    options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout_s)
-    group = dist.ProcessGroupNCCL(store, place, size, options)
+    group = _dist.ProcessGroupNCCL(store, place, size, options)
     # Communicators are made at the first collective otherwise, in the caller's thread.
     group.eager_connect_single_device(device)
     return group
