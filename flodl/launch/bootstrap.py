@@ -1,7 +1,7 @@
-"""What a daemon is given on its standard input, and how it says that it has read it.
+r"""What a daemon is given on its standard input, and how it says that it has read it.
 
 Both directions are framed by a marker, so that a login banner, an rc file's output or a stray print before it cannot
-be taken for data: ``FDL1 <length>\\n<json>`` to the daemon, ``\\nFDL1 ready <run_id>\\n`` back on its standard output.
+be taken for data: ``FDL1 <length>\n<json>`` to the daemon, ``\nFDL1 ready <run_id>\n`` back on its standard output.
 Secrets travel here and nowhere else: no argument, no environment of ssh.
 """
 

@@ -172,7 +172,7 @@ def script_name(script: tuple[str, ...]) -> str:
 
 
 def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[str, ...]) -> Bootstrap:
-    """What the daemon of ``host`` is given. ``token`` is in hex, ``controllers`` are ``host:port`` in order of trial."""
+    """What the daemon of ``host`` is given. ``token`` is in hex, ``controllers`` are ``host:port`` candidates."""
     return Bootstrap(
         run_id=spec.run_id,
         token=token,

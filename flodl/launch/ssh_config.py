@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from asyncssh.config import ConfigParseError, SSHClientConfig, SSHConfig
 from asyncssh.known_hosts import SSHKnownHosts
@@ -84,7 +84,7 @@ class ResolvedHost:
 
 
 class _UserConfig(SSHClientConfig):
-    _handlers = {
+    _handlers = {  # noqa: RUF012 - as its base class does
         **SSHClientConfig._handlers,
         "stricthostkeychecking": ("StrictHostKeyChecking", SSHConfig._set_string),
         "hashknownhosts": ("HashKnownHosts", SSHConfig._set_bool),
@@ -122,7 +122,7 @@ def resolve(spec: SshSpec, host: str) -> ResolvedHost:
     with ConfigFile(text) as options_path:
         try:
             config = _UserConfig.load(
-                None,  # type: ignore[arg-type]
+                None,
                 config_paths(options_path),
                 False,
                 False,
@@ -132,7 +132,7 @@ def resolve(spec: SshSpec, host: str) -> ResolvedHost:
                 spec.target,
                 spec.port if spec.port is not None else (),
             )
-            return _resolved(spec, config, text)
+            return _resolved(spec, cast(SSHClientConfig, config), text)
         except (ConfigParseError, OSError, UnicodeDecodeError) as error:
             raise HostUnreachable(host, "resolve", f"the ssh configuration cannot be used: {error}") from None
 
