@@ -121,7 +121,7 @@ class ElChe:
     @property
     def anchor(self) -> int:
         """Batches that the slow rank does in one window; 1 in sync modes."""
-        return 1 if self._settings.mode.is_sync else self._anchor
+        return self._anchor
 
     @property
     def slow_rank(self) -> RankId | None:
@@ -190,7 +190,7 @@ class ElChe:
         Args:
             overhead: averaging time per time of a full window; None proposes no change.
         """
-        anchor = self.anchor
+        anchor = self._anchor
         if overhead is None or self._settings.mode.is_sync or self._calibration_count < TUNING_STARTS_AT:
             return Proposal(anchor, anchor, overhead)
         ratio = round(overhead / self._settings.overhead_target, ROUNDING_DIGITS)
@@ -311,6 +311,8 @@ class ElChe:
         }
 
     def _bounded(self, anchor: int) -> int:
+        if self._settings.mode.is_sync:
+            return 1
         return max(self._settings.min_anchor, min(anchor, self._settings.max_anchor))
 
     def _require(self, holds: bool, invariant: str) -> None:

@@ -35,11 +35,11 @@ def allocate(
     beyond = remaining_batches - sum(window.values())
     if beyond >= len(counts):
         return window
-    slow_first = sorted(counts, key=lambda rank: (counts[rank], rank))
+    slow_first = sorted(counts, key=lambda rank: (counts[rank], -rank))
     if beyond < 0:
         window = _in_proportion(remaining_batches, counts, holds)
     else:
-        for rank in slow_first[:beyond]:
+        for rank in sorted(slow_first, key=lambda rank: (counts[rank], window[rank]))[:beyond]:
             window[rank] += 1
     _settle_singles(window, holds, slow_first)
     return window
@@ -96,7 +96,7 @@ def _move_single(window: dict[RankId, int], rank: RankId, slow_first: Sequence[R
     peers = [peer for peer in reversed(slow_first) if peer != rank and window[peer] > 0]
     if peers:  # else it is the last batch of all
         smallest = min(peers, key=lambda peer: window[peer])
-        window[smallest] += window.pop(rank)
+        window[smallest] += 1
         window[rank] = 0
 
 
