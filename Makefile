@@ -12,6 +12,7 @@ READY  := $(VENV)/.ready
 OWN_TESTS := $(wildcard tests/unit/core tests/unit/wire tests/unit/config tests/property tests/sim)
 
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 .PHONY: help setup demo test verify format check coverage tests clean
 
 help:
