@@ -191,7 +191,6 @@ class Beat:
 
     host: HostName
     ranks: tuple[RankBeat, ...]
-    load: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +436,11 @@ class KillRank:
 
 
 @dataclass(frozen=True, slots=True)
+class Heard:
+    """The controller's answer to a Beat: it is alive."""
+
+
+@dataclass(frozen=True, slots=True)
 class StopHost:
     """End all ranks (SIGTERM, ``grace_s``, SIGKILL to the trees), ship the logs, say HostStopped, leave."""
 
@@ -655,7 +659,7 @@ ToRank: TypeAlias = (
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
 FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | FromRank
-ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | StopHost | ToRank
+ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded
 FromClient: TypeAlias = StopRequest

@@ -109,7 +109,8 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How the run ended. ``status`` is completed, stopped or failed; ``losses`` were tolerated, ``collateral`` is the
-    count of failures that only followed from the first one."""
+    count of failures that only followed from the first one.
+    """
 
     status: str
     exit_code: int

@@ -95,7 +95,7 @@ class JoinWindow:
         waited_s = now_s - self._opened_s
         if waited_s >= self._settings.join_timeout_s and enough:
             return Verdict.START
-        if waited_s >= self._settings.max_join_timeout_s or (self._absent and not self._settings.min_rank_start):
+        if waited_s >= self._settings.max_join_timeout_s:
             return Verdict.FAIL
         return Verdict.WAIT
 

@@ -1,0 +1,99 @@
+"""How a run ends: the first failure, what was tolerated, what only followed, and the exit code.
+
+Invariants: the first failure that stops the run is the root cause, except that a script's own exception outranks the
+lost connections it causes; the exit code is never that of a rank that we stopped ourselves. Order is the order in which
+the controller heard of things. docs/operations.md has the table of exit codes.
+"""
+
+from dataclasses import replace
+
+from flodl.core.actions import Failure, Outcome
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_PREFLIGHT = 3
+EXIT_UNREACHABLE = 4
+EXIT_TOO_FEW_RANKS = 5
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+KIND_EXCEPTION = "exception"
+KIND_EXIT = "exit"
+KIND_SIGNAL = "signal"
+KIND_HOST = "host lost"
+KIND_SILENCE = "silent"
+KIND_HEAD = "head"
+KIND_REFUSED = "refused"
+KIND_STALL = "stall"
+
+
+def process_exit_code(code: int, signal: int) -> int:
+    """A process's end as a shell would say it: its code, or 128 + the signal."""
+    return 128 + signal if signal else code
+
+
+class Ending:
+    """Collects what went wrong and says how the run ended."""
+
+    def __init__(self) -> None:
+        self.root: Failure | None = None
+        self.losses: list[Failure] = []
+        self.collateral = 0
+        self._status = "completed"
+        self._exit_code = EXIT_OK
+        self._message = ""
+
+    @property
+    def is_decided(self) -> bool:
+        """True once the run is stopping, for whatever reason."""
+        return self._status != "completed"
+
+    @property
+    def status(self) -> str:
+        """completed, stopped or failed."""
+        return self._status
+
+    @property
+    def message(self) -> str:
+        """One sentence for a person."""
+        return self._message
+
+    def tolerate(self, failure: Failure) -> None:
+        """A loss that the run survives."""
+        self.losses.append(failure)
+
+    def stop(self, exit_code: int, message: str) -> None:
+        """The run stops in order, on someone's word or because too little is left of it."""
+        if not self.is_decided:
+            self._status, self._exit_code, self._message = "stopped", exit_code, message
+
+    def fail(self, failure: Failure, message: str) -> None:
+        """The run fails. A second failure is collateral, unless it is the script's own exception behind a first one
+        that was not.
+        """
+        if self._status == "failed" and not self._outranks(failure):
+            self.collateral += 1
+            return
+        if self.root is not None:
+            self.collateral += 1
+        self._status, self._exit_code, self._message = "failed", failure.exit_code, message
+        self.root = failure
+
+    def correct_exit_code(self, rank: int, exit_code: int) -> bool:
+        """The root cause's process has ended: its code is the run's. False when it is not the root cause."""
+        if self.root is None or self.root.rank != rank or self.root.kind != KIND_EXCEPTION:
+            return False
+        if exit_code:
+            self.root = replace(self.root, exit_code=exit_code)
+            self._exit_code = exit_code
+        return True
+
+    def finish(self, head_exit_code: int) -> Outcome:
+        """The outcome. A head that fails after a completed training gives the run its own code."""
+        exit_code = self._exit_code
+        if self._status == "completed" and head_exit_code:
+            exit_code = head_exit_code
+        return Outcome(self._status, exit_code, self._message, self.root, tuple(self.losses), self.collateral)
+
+    def _outranks(self, failure: Failure) -> bool:
+        return failure.kind == KIND_EXCEPTION and self.root is not None and self.root.kind != KIND_EXCEPTION

@@ -1,0 +1,610 @@
+"""JobCore: the controller's half of every conversation, and the only core that sees all others.
+
+Purpose: one run from the opening of the join window to its outcome. Phases: *waiting* for hosts → *staging* (ranks
+start and build their models) → *forming* (group, version 0) → *training* → *finishing* (last evaluations, the state
+goes to the head) → *ending* (ranks, head and hosts leave) → *ended*.
+Invariants: every event in every phase is handled or noted; a rank that is dead or finished changes nothing any more and
+is told so; one loss is one cascade inside one ``handle``; an outcome, once decided, only gets its exit code corrected.
+It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias, assert_never
+
+from flodl.core import ending as end
+from flodl.core.actions import (
+    DropHost,
+    EndRun,
+    Failure,
+    JobAction,
+    ReceiveState,
+    Record,
+    SendHead,
+    SendHost,
+    Severity,
+    StopHead,
+)
+from flodl.core.admission import disagreement
+from flodl.core.events import (
+    HeadExited,
+    HeadSaid,
+    HostDropped,
+    HostFailed,
+    HostSaid,
+    JobEvent,
+    Stalled,
+    StateStored,
+    StopAsked,
+    Ticked,
+)
+from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
+from flodl.core.membership import Membership, RankStatus
+from flodl.core.training import Training, TrainingState
+from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
+from flodl.ids import HostName, RankId
+from flodl.messages import (
+    Admitted,
+    Beat,
+    EvalDone,
+    Evict,
+    FinishRank,
+    FromDaemon,
+    FromHead,
+    FromRank,
+    GroupFormed,
+    HeadError,
+    HeadReady,
+    Heard,
+    HostHello,
+    HostStopped,
+    KillRank,
+    LogChunk,
+    MinReached,
+    RankBeat,
+    RankError,
+    RankExited,
+    RankFinished,
+    RankReady,
+    RankSpec,
+    Reduced,
+    RunEnded,
+    SendState,
+    SpawnRanks,
+    StateSent,
+    StopHost,
+    StopRequest,
+    StoreRequest,
+    WindowDone,
+)
+
+TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | EvalDone
+"""What only a live rank may say."""
+
+STATE_TIMEOUT_S = 600.0
+"""The final state must reach the controller's disk in this time: 10 GB at 17 MB/s."""
+
+KILL_MARGIN_S = 5.0
+"""A host gets its stop grace and this much more before we call it lost ."""
+
+
+class Phase(StrEnum):
+    """Where the run stands."""
+
+    WAITING = "waiting"
+    STAGING = "staging"
+    FORMING = "forming"
+    TRAINING = "training"
+    FINISHING = "finishing"
+    ENDING = "ending"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class JobSettings:
+    """What the launch decided. ``stop_grace_s`` is the time between SIGTERM and SIGKILL."""
+
+    join: JoinSettings
+    liveness: LivenessSettings
+    has_head: bool
+    stop_grace_s: float = 30.0
+
+
+class JobCore:
+    """See the module docstring."""
+
+    def __init__(self, settings: JobSettings, opened_s: float) -> None:
+        self.phase = Phase.WAITING
+        self.ending = end.Ending()
+        self.membership = Membership()
+        self.window = JoinWindow(settings.join, opened_s)
+        self.liveness = Liveness(settings.liveness)
+        self.training: Training | None = None
+        self.ready: dict[RankId, RankReady] = {}
+        self.head_ready: HeadReady | None = None
+        self.beats: dict[RankId, RankBeat] = {}
+        self.hosts: dict[HostName, HostHello] = {}
+        self._settings = settings
+        self._head_code: int | None = None if settings.has_head else 0
+        self._head_told = False
+        self._state_from: RankId | None = None
+        self._state_path = ""
+        self._hosts_told = False
+        self._deadline_s: float | None = None
+        self._window_deadline_s: float | None = None
+
+    # ----------------------------------------------------------------------------------------------------- contract
+    def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
+        """Take one event; ``now_s`` is monotonic seconds."""
+        if self.phase is Phase.ENDED:
+            return []
+        match event:
+            case HostSaid(host, message):
+                actions = self._on_host(host, message, now_s)
+            case HostDropped(host, reason):
+                actions = self._host_gone(host, f"connection lost: {reason}", now_s)
+            case HostFailed():
+                actions = self._on_host_failed(event)
+            case HeadSaid(message):
+                actions = self._on_head(message, now_s)
+            case HeadExited():
+                actions = self._on_head_exited(event, now_s)
+            case StopAsked():
+                actions = self._on_stop(event, now_s)
+            case StateStored():
+                actions = self._on_state_stored(event, now_s)
+            case Stalled(gap_s):
+                self.liveness.forgive(gap_s)
+                actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
+            case Ticked():
+                actions = []
+            case _:
+                assert_never(event)
+        return actions + self._proceed(now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest of everybody's deadlines."""
+        if self.phase is Phase.ENDED:
+            return None
+        candidates = [self.liveness.next_deadline_s(), self._deadline_s]
+        if self.phase is Phase.WAITING:
+            candidates.append(self._window_deadline_s)
+        if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
+            candidates.append(self.training.next_deadline_s())
+        return min((at for at in candidates if at is not None), default=None)
+
+    def check(self) -> None:
+        """Raise InvariantViolation when any part contradicts itself."""
+        if self.training is not None:
+            self.training.check()
+
+    # -------------------------------------------------------------------------------------------------------- hosts
+    def _on_host(self, host: HostName, message: FromDaemon, now_s: float) -> list[JobAction]:
+        match message:
+            case HostHello():
+                return self._on_hello(message, now_s)
+            case Beat():
+                return self._on_beat(host, message, now_s)
+            case RankExited():
+                return self._on_rank_exited(host, message, now_s)
+            case HostStopped(_, reason):
+                return self._host_gone(host, f"stopped: {reason}", now_s)
+            case LogChunk() | StoreRequest():
+                return []  # the shell's business: bytes to disk, rendezvous
+            case _:
+                return self._on_rank(host, message, now_s)
+
+    def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
+        refusal = self.window.refusal(hello) if self.phase is Phase.WAITING else "the run has started without it"
+        if refusal:
+            note = Record("join_refused", Severity.WARNING, f"{hello.host} refused: {refusal}", {"host": hello.host})
+            return [note, SendHost(hello.host, StopHost(refusal, 0.0)), DropHost(hello.host, refusal)]
+        self.window.join(hello)
+        self.hosts[hello.host] = hello
+        self.liveness.watch_host(hello.host, now_s)
+        detail = f"{hello.host} joined with {len(hello.devices)} device(s)"
+        return [Record("host_joined", Severity.INFO, detail, {"host": hello.host, "address": hello.address})]
+
+    def _on_beat(self, host: HostName, beat: Beat, now_s: float) -> list[JobAction]:
+        self.liveness.hear_host(host, now_s)
+        for rank in beat.ranks:
+            if rank.rank in self.membership and self.membership[rank.rank].host == host:
+                self.beats[rank.rank] = rank
+                if rank.has_beaten:
+                    self.liveness.hear_rank(rank.rank, rank.age_ms / 1e3, now_s)
+        return [SendHost(host, Heard())]
+
+    def _on_host_failed(self, event: HostFailed) -> list[JobAction]:
+        detail = f"{event.host}: {event.stage}: {event.reason}"
+        self.window.fail(Absence(event.host, event.stage, event.reason, event.remedy))
+        return [Record("host_failed", Severity.CRITICAL, detail, {"host": event.host, "stage": event.stage})]
+
+    def _host_gone(self, host: HostName, reason: str, now_s: float) -> list[JobAction]:
+        if host not in self.hosts:
+            return []
+        del self.hosts[host]
+        self.liveness.forget_host(host)
+        actions: list[JobAction] = [DropHost(host, reason)]
+        if self.phase is Phase.WAITING:
+            self.window.leave(host, reason)
+        for rank in self.membership.on_host(host):
+            self.membership[rank].has_exited = True
+        if self.phase is not Phase.ENDING:
+            actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
+            ranks = self._alive(host)
+            actions += self._lose(ranks, Failure(end.KIND_HOST, host, -1, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
+        return actions
+
+    def _alive(self, host: HostName) -> tuple[RankId, ...]:
+        status = (RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
+        return self.membership.on_host(host, self.membership.with_status(*status))
+
+    def _pulse(self, now_s: float) -> list[JobAction]:
+        """Silence: suspects are noted, the dead are buried."""
+        actions: list[JobAction] = []
+        for change in self.liveness.changes(now_s):
+            who = f"host {change.host}" if change.host else f"rank {change.rank}"
+            detail = f"{who} is {change.pulse} (silent for {change.silent_s:.1f} s)"
+            if change.pulse is Pulse.DEAD:
+                actions += self._bury_silent(change, detail, now_s)
+            else:
+                severity = Severity.WARNING if change.pulse is Pulse.SUSPECT else Severity.INFO
+                actions.append(Record(f"peer_{change.pulse}", severity, detail, {}))
+        return actions
+
+    def _bury_silent(self, change: PulseChanged, detail: str, now_s: float) -> list[JobAction]:
+        if change.host:
+            return self._host_gone(change.host, f"silent for {change.silent_s:.1f} s", now_s)
+        host = self.membership[change.rank].host
+        kill = SendHost(host, KillRank(change.rank, detail))
+        failure = Failure(end.KIND_SILENCE, host, change.rank, detail, "", end.EXIT_TOO_FEW_RANKS, 0)
+        return [kill, *self._lose((change.rank,), failure, now_s)]
+
+    # -------------------------------------------------------------------------------------------------------- ranks
+    def _on_rank(self, host: HostName, message: FromRank, now_s: float) -> list[JobAction]:
+        rank = message.rank
+        if rank not in self.membership or self.membership[rank].host != host:
+            return [Record("stray", Severity.WARNING, f"{host} spoke for rank {rank}, which is not its own", {})]
+        member = self.membership[rank]
+        if member.status is RankStatus.DEAD:
+            note = Record(
+                "zombie", Severity.WARNING, f"rank {rank} is dead ({member.reason}) and speaks", {"rank": rank}
+            )
+            return [note, SendHost(host, Evict(rank, member.reason))]
+        match message:
+            case RankReady():
+                return self._on_ready(message)
+            case RankError():
+                return self._on_rank_error(host, message, now_s)
+            case RankFinished():
+                self.membership.finish(rank)
+                self.liveness.forget_rank(rank)
+                return []
+            case StateSent():
+                return self._on_state_sent(host, message)
+            case StoreRequest():
+                return []
+            case _:
+                return self._on_training(member.status, message, now_s)
+
+    def _on_training(self, status: RankStatus, message: TrainingWord, now_s: float) -> list[JobAction]:
+        training = self.training
+        if training is None or status is not RankStatus.LIVE:
+            return [
+                Record(
+                    "early", Severity.WARNING, f"rank {message.rank} sent {type(message).__name__} before training", {}
+                )
+            ]
+        match message:
+            case GroupFormed():
+                return training.on_group(message, now_s)
+            case MinReached():
+                return training.on_min(message)
+            case WindowDone():
+                return training.on_window(message, now_s)
+            case Reduced():
+                return training.on_reduced(message, now_s)
+            case EvalDone():
+                return training.on_eval(message)
+            case _:
+                assert_never(message)
+
+    def _on_ready(self, message: RankReady) -> list[JobAction]:
+        if self.membership[message.rank].status is RankStatus.SPAWNED:
+            self.membership.mark_ready(message.rank)
+            self.ready[message.rank] = message
+        return []
+
+    def _on_rank_error(self, host: HostName, message: RankError, now_s: float) -> list[JobAction]:
+        failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, message.traceback, 1, 0)
+        note = Record("rank_failed", Severity.CRITICAL, f"rank {message.rank}: {message.error}", {"rank": message.rank})
+        return [note, *self._fail(failure, f"rank {message.rank} failed: {message.error}", now_s)]
+
+    def _on_rank_exited(self, host: HostName, message: RankExited, now_s: float) -> list[JobAction]:
+        rank = message.rank
+        if rank not in self.membership or self.membership[rank].host != host:
+            return []
+        member = self.membership[rank]
+        member.has_exited = True
+        code = end.process_exit_code(message.code, message.signal)
+        if self.ending.correct_exit_code(rank, code) or member.status in (RankStatus.FINISHED, RankStatus.DEAD):
+            return self._bury_quietly(rank, "ended")
+        if message.by_us or self.phase is Phase.ENDING:
+            return self._bury_quietly(rank, "stopped with the run")
+        if message.signal:
+            reason = f"ended by signal {message.signal}"
+            return self._lose((rank,), Failure(end.KIND_SIGNAL, host, rank, reason, "", code, message.signal), now_s)
+        error, code = (
+            (f"exited with code {code}", code)
+            if code
+            else ("the script ended without finishing flodl.Trainer.run(...).join()", end.EXIT_USAGE)
+        )
+        failure = Failure(end.KIND_EXIT, host, rank, error, "", code, 0)
+        note = Record("rank_failed", Severity.CRITICAL, f"rank {rank}: {error}", {"rank": rank, "code": code})
+        return [note, *self._fail(failure, f"rank {rank}: {error}", now_s)]
+
+    def _bury_quietly(self, rank: RankId, reason: str) -> list[JobAction]:
+        if self.membership[rank].status not in (RankStatus.DEAD, RankStatus.FINISHED):
+            self.membership.bury(rank, reason)
+        self.liveness.forget_rank(rank)
+        return []
+
+    def _lose(self, ranks: tuple[RankId, ...], failure: Failure, now_s: float) -> list[JobAction]:
+        """The one cascade: membership → round and pool and cadence and group → what is left."""
+        if not ranks:
+            return []
+        was_live = self.membership.live
+        for rank in ranks:
+            self.membership.bury(rank, failure.error)
+            self.liveness.forget_rank(rank)
+        named = ", ".join(map(str, ranks))
+        detail = f"rank {named} on {failure.host} lost: {failure.error}"
+        actions: list[JobAction] = [
+            Record("rank_lost", Severity.CRITICAL, detail, {"host": failure.host, "ranks": tuple(ranks)})
+        ]
+        if self.training is not None:
+            for rank in ranks:
+                if rank in was_live:
+                    actions += self.training.lose(rank, now_s)
+        if self._state_from in ranks:
+            self._state_from = None
+        if self.phase in (Phase.STAGING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
+            actions += self._after_loss(failure, now_s)
+        return actions
+
+    def _after_loss(self, failure: Failure, now_s: float) -> list[JobAction]:
+        left = self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
+        least = self._settings.join.min_rank_start or len(self.membership)
+        is_starting = self.phase is Phase.STAGING
+        if not left or (is_starting and len(left) < least):
+            have = f"{len(left)} of {least} ranks are left" if is_starting else "no rank is left"
+            return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
+        self.ending.tolerate(failure)
+        mode = next(iter(self.ready.values())).settings.cadence.mode if self.ready else None
+        if len(left) == 1 and mode is not None and mode.is_collective and self.phase is Phase.TRAINING:
+            message = f"a collective mode needs two ranks and rank {left[0]} is alone; {failure.error}"
+            return self._stop(end.EXIT_TOO_FEW_RANKS, message, now_s)
+        return []
+
+    # ---------------------------------------------------------------------------------------------- head and operator
+    def _on_head(self, message: FromHead, now_s: float) -> list[JobAction]:
+        match message:
+            case HeadReady():
+                self.head_ready = message
+                return []
+            case HeadError(error, traceback):
+                failure = Failure(end.KIND_HEAD, "", -1, error, traceback, 1, 0)
+                return self._fail(failure, f"the head failed: {error}", now_s)
+            case StopRequest(source, abort, exit_code):
+                return self._on_stop(StopAsked(source, abort, exit_code), now_s)
+            case _:
+                assert_never(message)
+
+    def _on_head_exited(self, event: HeadExited, now_s: float) -> list[JobAction]:
+        self._head_code = code = end.process_exit_code(event.code, event.signal)
+        if self.ending.is_decided or (self._head_told and not code):
+            return []
+        error = f"signal {event.signal}" if event.signal else f"code {event.code}"
+        message = f"the head (the script on the controller's machine) ended with {error}"
+        if not code:
+            code, message = end.EXIT_USAGE, "the script ended in the head without flodl.Trainer.run(...).join()"
+        failure = Failure(end.KIND_HEAD, "", -1, message, "", code, event.signal)
+        return [Record("head_lost", Severity.CRITICAL, message, {}), *self._fail(failure, message, now_s)]
+
+    def _on_stop(self, event: StopAsked, now_s: float) -> list[JobAction]:
+        how = "abort" if event.abort else "stop"
+        note = Record("stop_requested", Severity.INFO, f"{how} requested by {event.source}", {"source": event.source})
+        if event.abort:
+            self.ending.stop(event.exit_code, f"aborted by {event.source}")
+            return [note, *self._end(now_s, grace_s=0.0)]
+        return [note, *self._stop(event.exit_code, f"stopped by {event.source}", now_s)]
+
+    def _stop(self, exit_code: int, message: str, now_s: float) -> list[JobAction]:
+        self.ending.stop(exit_code, message)
+        return self._wind_down(now_s)
+
+    def _fail(self, failure: Failure, message: str, now_s: float) -> list[JobAction]:
+        """The run fails; what the survivors have trained is merged first where there is a cohort to merge it."""
+        self.ending.fail(failure, message)
+        actions: list[JobAction] = []
+        rank = failure.rank
+        if rank >= 0 and self.membership[rank].status not in (RankStatus.DEAD, RankStatus.FINISHED):
+            was_live = self.membership[rank].status is RankStatus.LIVE
+            self.membership.bury(rank, failure.error)
+            self.liveness.forget_rank(rank)
+            if was_live and self.training is not None:
+                actions += self.training.lose(rank, now_s)
+        return actions + self._wind_down(now_s)
+
+    def _wind_down(self, now_s: float) -> list[JobAction]:
+        """One more round, if there is a cohort; else the end."""
+        if self.phase is Phase.FINISHING or (self.training is not None and self.training.is_stopping):
+            return []
+        if self.phase is not Phase.TRAINING or self.training is None or not self.membership.live:
+            return self._end(now_s, self._settings.stop_grace_s)
+        self._deadline_s = now_s + self._settings.stop_grace_s
+        return self.training.stop(now_s)
+
+    # ------------------------------------------------------------------------------------------------------- phases
+    def _proceed(self, now_s: float) -> list[JobAction]:
+        """Everything that time or the last event has made due."""
+        actions = self._pulse(now_s) if self.phase is not Phase.ENDING else []
+        if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
+            actions += self.training.tick(now_s)
+        match self.phase:
+            case Phase.WAITING:
+                actions += self._proceed_waiting(now_s)
+            case Phase.STAGING:
+                if not self.membership.with_status(RankStatus.SPAWNED):
+                    actions += self._admit(now_s)
+            case Phase.FORMING | Phase.TRAINING:
+                actions += self._proceed_training(now_s)
+            case Phase.FINISHING:
+                actions += self._proceed_finishing(now_s)
+            case Phase.ENDING:
+                actions += self._proceed_ending(now_s)
+            case Phase.ENDED:
+                pass
+            case _:
+                assert_never(self.phase)
+        return actions
+
+    def _proceed_waiting(self, now_s: float) -> list[JobAction]:
+        match self.window.verdict(now_s):
+            case Verdict.WAIT:
+                self._window_deadline_s = self.window.next_deadline_s(now_s)
+                return []
+            case Verdict.START:
+                return self._spawn(now_s)
+            case Verdict.FAIL:
+                return self._fail_to_join(now_s)
+
+    def _fail_to_join(self, now_s: float) -> list[JobAction]:
+        absences = self.window.absences()
+        lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
+        is_unreachable = any(absence.stage != "join" for absence in absences)
+        code = end.EXIT_UNREACHABLE if is_unreachable else end.EXIT_TOO_FEW_RANKS
+        host = absences[0].host if absences else ""
+        message = "the run cannot start:\n" + "\n".join(lines)
+        self.ending.fail(Failure(end.KIND_HOST, host, -1, "\n".join(lines), "", code, 0), message)
+        return self._end(now_s, self._settings.stop_grace_s)
+
+    def _spawn(self, now_s: float) -> list[JobAction]:
+        self.phase = Phase.STAGING
+        specs: dict[HostName, list[RankSpec]] = {}
+        for host, device in self.window.devices():
+            member = self.membership.spawn(host, device)
+            self.liveness.watch_rank(member.rank, now_s)
+            mine = specs.setdefault(host, [])
+            mine.append(RankSpec(member.rank, len(mine), device))
+        world_size = len(self.membership)
+        note = Record("spawning", Severity.INFO, f"starting {world_size} rank(s) on {len(specs)} host(s)", {})
+        return [note, *(SendHost(host, SpawnRanks(world_size, tuple(ranks))) for host, ranks in specs.items())]
+
+    def _admit(self, now_s: float) -> list[JobAction]:
+        """All ranks are ready: they must agree before they may train."""
+        ranks = self.membership.with_status(RankStatus.READY)
+        if self._settings.has_head and self.head_ready is None:
+            return []  # its own exit or its start-up deadline ends this wait
+        reports = [self.ready[rank] for rank in ranks]
+        reason = disagreement(reports, self.head_ready)
+        if reason:
+            failure = Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0)
+            return self._fail(failure, reason, now_s)
+        first = reports[0]
+        self.membership.admit(ranks)
+        self.phase = Phase.FORMING
+        stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
+        self.training = Training(first.settings, first.layout, first.merge_single_tail, self.membership, stall_s, now_s)
+        self._deadline_s = None
+        actions: list[JobAction] = [Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", {})]
+        for rank in ranks:
+            actions.append(SendHost(self.membership[rank].host, Admitted(rank, len(self.membership), ranks)))
+        return actions + self.training.begin(now_s)
+
+    def _proceed_training(self, now_s: float) -> list[JobAction]:
+        training = self.training
+        assert training is not None
+        if training.state is TrainingState.STALLED:
+            failure = Failure(end.KIND_STALL, "", -1, training.stalled_reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            self.ending.fail(failure, training.stalled_reason)
+            return self._end(now_s, self._settings.stop_grace_s)
+        if training.state is TrainingState.FINISHED:
+            self.phase, self._deadline_s = Phase.FINISHING, now_s + STATE_TIMEOUT_S
+            return self._proceed_finishing(now_s)
+        if self.phase is Phase.FORMING and training.state is TrainingState.RUNNING:
+            self.phase = Phase.TRAINING
+        if self._deadline_s is not None and now_s >= self._deadline_s:
+            return self._end(now_s, self._settings.stop_grace_s)
+        return []
+
+    def _proceed_finishing(self, now_s: float) -> list[JobAction]:
+        training = self.training
+        assert training is not None
+        is_late = self._deadline_s is not None and now_s >= self._deadline_s
+        wants_state = self._settings.has_head and self._head_code is None and not self._state_path
+        if (training.evals_pending or wants_state) and self.membership.live and not is_late:
+            if training.evals_pending or self._state_from is not None:
+                return []
+            self._state_from = training.owner
+            assert self._state_from is not None
+            return [SendHost(self.membership[self._state_from].host, SendState(self._state_from))]
+        reason = self.ending.message or "training is complete"
+        actions: list[JobAction] = [
+            SendHost(self.membership[rank].host, FinishRank(rank, reason)) for rank in self.membership.live
+        ]
+        self.phase, self._deadline_s = Phase.ENDING, now_s + self._settings.stop_grace_s + KILL_MARGIN_S
+        return actions + self._tell_head()
+
+    def _on_state_sent(self, host: HostName, message: StateSent) -> list[JobAction]:
+        if message.rank != self._state_from:
+            return []
+        if message.error:
+            failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, "", 1, 0)
+            self.ending.fail(failure, f"the final state could not be sent: {message.error}")
+            self._state_path = "-"
+            return []
+        return [ReceiveState(host, message.rank, message.size_bytes)]
+
+    def _on_state_stored(self, event: StateStored, now_s: float) -> list[JobAction]:
+        if event.error:
+            failure = Failure(end.KIND_STALL, "", -1, event.error, "", 1, 0)
+            self.ending.fail(failure, f"the final state could not be stored: {event.error}")
+        self._state_path = event.path or "-"
+        return []
+
+    def _tell_head(self) -> list[JobAction]:
+        if self._head_told or not self._settings.has_head:
+            return []
+        self._head_told = True
+        path = "" if self._state_path == "-" else self._state_path
+        return [SendHead(RunEnded(self.ending.status, self.ending.message, path))]
+
+    def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
+        """Stop everything: ranks and hosts, and the head unless it is finishing by itself."""
+        self.phase, self._deadline_s = Phase.ENDING, now_s + grace_s + KILL_MARGIN_S
+        self._hosts_told = True
+        reason = self.ending.message or "the run ends"
+        actions: list[JobAction] = [SendHost(host, StopHost(reason, grace_s)) for host in self.hosts]
+        actions += self._tell_head()
+        if self._settings.has_head and self._head_code is None:
+            actions.append(StopHead(grace_s))
+        return actions
+
+    def _proceed_ending(self, now_s: float) -> list[JobAction]:
+        is_late = self._deadline_s is not None and now_s >= self._deadline_s
+        actions: list[JobAction] = []
+        if not self._hosts_told and (is_late or not self.membership.live):
+            self._hosts_told = True
+            self._deadline_s = now_s + self._settings.stop_grace_s + KILL_MARGIN_S
+            reason = self.ending.message or "training is complete"
+            return [SendHost(host, StopHost(reason, self._settings.stop_grace_s)) for host in self.hosts]
+        if self.hosts and is_late:
+            for host in tuple(self.hosts):
+                actions += self._host_gone(host, "did not stop in time", now_s)
+        if not self.hosts:
+            self._deadline_s = None
+            if self._head_code is not None:
+                self.phase = Phase.ENDED
+                return [*actions, EndRun(self.ending.finish(self._head_code))]
+        return actions

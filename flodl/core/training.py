@@ -1,0 +1,451 @@
+"""The training of one cohort: windows, rounds, epochs and evaluations, from version 0 to the last commit.
+
+Purpose: the one place where counts, samples and rounds meet. States: *forming* (group, then the round that publishes
+version 0) → *running* → *finished*. Invariants: samples are merged only at a commit; the survivors of a loss redo the
+round from their own untouched parameters; a plan is made anew for every window, from what is alive then. JobCore tells
+it who is alive and carries out what it returns; it knows nothing of hosts' lives, the head or exit codes.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from flodl.core.actions import (
+    CloseReduction,
+    JobAction,
+    OpenReduction,
+    Record,
+    ResetStore,
+    SendHead,
+    SendHost,
+    Severity,
+)
+from flodl.core.dispatch import Dispatch
+from flodl.core.elche import ElChe, WindowTiming
+from flodl.core.election import Election
+from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
+from flodl.core.membership import Membership
+from flodl.core.pool import Pool
+from flodl.core.records import EpochAccounts, LastWindow, last_windows
+from flodl.core.rounds import Contribution, Round, RoundState, RoundVerdict, weigh
+from flodl.ids import RankId, RoundKey, Version
+from flodl.messages import (
+    AbortRound,
+    CloseRound,
+    CloseWindow,
+    Commit,
+    EvalDone,
+    EvalReport,
+    FormGroup,
+    GroupFormed,
+    Layout,
+    MinReached,
+    OpenRound,
+    Reduced,
+    RunEval,
+    Scalar,
+    Settings,
+    StartRound,
+    ToRank,
+    WindowDone,
+)
+
+PATIENCE_S = 1.0
+"""After a failed reduce we wait this long for the news of a death before we try again with everyone."""
+
+MAX_ROUND_ATTEMPTS = 10
+"""Attempts at one round before the run is stopped as stalled."""
+
+MAX_NONFINITE_ROUNDS = 3
+"""Rounds in a row with a non-finite contribution before the run is stopped."""
+
+
+class TrainingState(StrEnum):
+    """Where the training stands."""
+
+    FORMING = "forming"
+    RUNNING = "running"
+    FINISHED = "finished"
+    STALLED = "stalled"
+
+
+class Training:
+    """See the module docstring. ``stall_s`` is the longest a reduce may take with everyone alive."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        layout: Layout,
+        merge_single_tail: bool,
+        membership: Membership,
+        stall_s: float,
+        now_s: float,
+    ) -> None:
+        self.state = TrainingState.FORMING
+        self.version: Version = -1
+        self.epoch = 0
+        self.is_stopping = False
+        self.stalled_reason = ""
+        self.last: Mapping[RankId, LastWindow] = {}
+        self.elche = ElChe(settings.cadence, membership.live)
+        self.pool = Pool(0, settings.dataset_size, settings.batch_size, merge_single_tail)
+        self.epoch_batches = self.pool.remaining_batches
+        self._settings, self._layout, self._merge_single_tail = settings, layout, merge_single_tail
+        self._membership = membership
+        self._stall_s = stall_s
+        self._formation = Formation()
+        self._dispatch = Dispatch(settings.cadence)
+        self._election = Election(settings.callback_rank)
+        self._accounts = EpochAccounts(0, now_s)
+        self._round = _gathered_round(-1, membership.live)
+        self._evals: dict[int, RankId | None] = {}
+        self._nonfinite_rounds = 0
+        self._retry_s: float | None = None
+        self._stall_deadline_s: float | None = None
+
+    # ----------------------------------------------------------------------------------------------------- contract
+    @property
+    def owner(self) -> RankId | None:
+        """The rank that runs callbacks and provides the state."""
+        return self._election.elect(self._membership.live, self.elche.ms_per_batch)
+
+    @property
+    def evals_pending(self) -> bool:
+        """True while an evaluation has not been answered."""
+        return bool(self._evals)
+
+    @property
+    def counts(self) -> Mapping[RankId, int]:
+        """Planned batches per full window."""
+        return self.elche.batch_counts
+
+    def begin(self, now_s: float) -> list[JobAction]:
+        """The cohort is admitted: form its group, publish version 0."""
+        return self._form(now_s) + self._advance(now_s)
+
+    def stop(self, now_s: float) -> list[JobAction]:
+        """End in order: windows close at the next batch boundary, one more round merges what was trained."""
+        self.is_stopping = True
+        return self._close(self._round.ranks_to_close(now=True)) + self._advance(now_s)
+
+    def tick(self, now_s: float) -> list[JobAction]:
+        """Deadlines."""
+        actions: list[JobAction] = []
+        if self._formation.needs_retry(now_s):
+            actions += self._form(now_s)
+        if self._retry_s is not None and now_s >= self._retry_s:
+            actions += self._retry(now_s, self._round.error())
+        if self._stall_deadline_s is not None and now_s >= self._stall_deadline_s:
+            missing = ", ".join(map(str, self._round.missing())) or "none"
+            self._stall(
+                f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
+            )
+        return actions + self._advance(now_s)
+
+    def next_deadline_s(self) -> float | None:
+        """The earliest of the formation's, the retry's and the stall's."""
+        deadlines = (self._formation.next_deadline_s(), self._retry_s, self._stall_deadline_s)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def check(self) -> None:
+        """All invariants of the parts."""
+        self.pool.check()
+        self.elche.check()
+
+    # ----------------------------------------------------------------------------------------------- ranks' messages
+    def on_group(self, message: GroupFormed, now_s: float) -> list[JobAction]:
+        """A rank's group stands, or does not."""
+        self._formation.answer(message.rank, message.incarnation, message.attempt, message.error)
+        if self._formation.needs_retry(now_s):
+            return self._form(now_s)
+        return self._advance(now_s)
+
+    def on_min(self, message: MinReached) -> list[JobAction]:
+        """A rank has done its least."""
+        if message.version == self.version:
+            self._round.reach_min(message.rank)
+        return self._close(self._round.ranks_to_close())
+
+    def on_window(self, report: WindowDone, now_s: float) -> list[JobAction]:
+        """A rank's window is over."""
+        if not self._round.finish_window(report):
+            return []
+        self.pool.train(report.rank, report.samples)
+        if not report.is_finite:
+            self.pool.untrain(report.rank)
+        return self._close(self._round.ranks_to_close()) + self._advance(now_s)
+
+    def on_reduced(self, report: Reduced, now_s: float) -> list[JobAction]:
+        """A rank's result of an attempt."""
+        if not self._round.reduce(report):
+            return []
+        return self._judge(now_s)
+
+    def on_eval(self, message: EvalDone) -> list[JobAction]:
+        """The evaluation is answered."""
+        if message.epoch not in self._evals:
+            return []
+        del self._evals[message.epoch]
+        if message.error:
+            detail = f"eval_fn failed on rank {message.rank} after epoch {message.epoch}: {message.error}"
+            return [Record("eval_failed", Severity.WARNING, detail, {"epoch": message.epoch, "rank": message.rank})]
+        detail = f"epoch {message.epoch}: eval {message.value:.6g}"
+        fields = {"epoch": message.epoch, "value": message.value, "rank": message.rank}
+        return [
+            Record("eval", Severity.INFO, detail, fields),
+            SendHead(EvalReport(message.epoch, message.value)),
+        ]
+
+    def lose(self, rank: RankId, now_s: float) -> list[JobAction]:
+        """This module's part of the cascade: round, samples, cadence, group. The rank is buried already."""
+        actions = self._abort(f"rank {rank} is lost") if self._round.state is RoundState.REDUCING else []
+        self._round.drop(rank)
+        self.pool.reclaim(rank)
+        if not self._membership.live:
+            return actions
+        self.elche.remove_rank(rank)
+        actions += self._assign_evals(lost=rank)
+        if self.state is TrainingState.FINISHED:
+            return actions
+        actions += self._form(now_s)
+        return actions + self._close(self._round.ranks_to_close(now=self.is_stopping)) + self._advance(now_s)
+
+    # ---------------------------------------------------------------------------------------------------- one round
+    def _advance(self, now_s: float) -> list[JobAction]:
+        """Start an attempt when the windows are gathered and the plane stands."""
+        if self.state in (TrainingState.FINISHED, TrainingState.STALLED) or self._retry_s is not None:
+            return []
+        if self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
+            return []
+        if self._round.attempts >= MAX_ROUND_ATTEMPTS:
+            self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times")
+            return []
+        if not any(report.is_finite for report in self._round.reports.values()):
+            self._stall("loss or parameters are not finite on every rank")
+            return []
+        return self._start_attempt(now_s)
+
+    def _is_plane_ready(self) -> bool:
+        return not self._settings.cadence.mode.is_collective or (
+            self._formation.state is FormationState.FORMED
+            and self._formation.incarnation == self._membership.incarnation
+        )
+
+    def _start_attempt(self, now_s: float) -> list[JobAction]:
+        live = self._membership.live
+        samples = self._round.trained_samples
+        key = self._round.start(self._membership.incarnation)
+        contributions = weigh(samples, self._settings.cadence.gamma)
+        source = max(live, key=lambda rank: (samples[rank], -rank))
+        if not any(samples.values()):
+            contributions[source] = Contribution(1.0, 1.0)  # version 0, or a stop before the first step
+        raw_source = source if self._is_seed or self._is_last_round() else None
+        self._stall_deadline_s = now_s + self._stall_s
+        actions = self._open_plane(key)
+        for rank in live:
+            part = contributions[rank]
+            go = StartRound(rank, key, part.weight, part.buffer_weight, raw_source)
+            actions.append(self._to(rank, go))
+        return actions
+
+    @property
+    def _is_seed(self) -> bool:
+        return self._round.version == -1
+
+    def _is_last_round(self) -> bool:
+        is_last_epoch = self.epoch + 1 == self._settings.num_epochs
+        return self.is_stopping or (is_last_epoch and self.pool.remaining_batches == 0)
+
+    def _open_plane(self, key: RoundKey) -> list[JobAction]:
+        if self._settings.cadence.mode.is_collective:
+            return []
+        live = self._membership.live
+        hosts = self._membership.hosts_of(live)
+        actions: list[JobAction] = [OpenReduction(key, hosts, self._layout)] if len(hosts) > 1 else []
+        for host in hosts:
+            ranks = self._membership.on_host(host, live)
+            actions.append(SendHost(host, OpenRound(key, ranks, self._layout, len(hosts))))
+        return actions
+
+    def _judge(self, now_s: float) -> list[JobAction]:
+        match self._round.verdict():
+            case RoundVerdict.COMMIT:
+                return self._commit(now_s)
+            case RoundVerdict.NOT_FINITE:
+                return self._exclude_nonfinite(now_s)
+            case RoundVerdict.DISAGREED:
+                ranks = ", ".join(map(str, self._round.dissenters()))
+                detail = f"round {self._round.version + 1}: rank {ranks} holds another consensus than the others"
+                note = Record("digest_mismatch", Severity.CRITICAL, detail, {"version": self._round.version + 1})
+                return [note, *self._retry(now_s, detail)]
+            case RoundVerdict.BROKEN:
+                if self._retry_s is None:
+                    self._retry_s = now_s + PATIENCE_S
+                return []
+            case RoundVerdict.WAIT:
+                return []
+
+    def _retry(self, now_s: float, reason: str) -> list[JobAction]:
+        was_broken = self._round.verdict() is RoundVerdict.BROKEN
+        detail = f"round {self._round.version + 1}, attempt {self._round.attempts} failed: {reason}"
+        actions: list[JobAction] = [Record("round_failed", Severity.WARNING, detail, {})]
+        actions += self._abort(reason)
+        if was_broken:
+            actions += self._form(now_s)
+        return actions + self._advance(now_s)
+
+    def _exclude_nonfinite(self, now_s: float) -> list[JobAction]:
+        ranks = self._round.not_finite()
+        actions = self._abort("a contribution is not finite")
+        for rank in ranks:
+            self._round.discard_samples(rank)
+            self.pool.untrain(rank)
+        return actions + self._advance(now_s)
+
+    def _abort(self, reason: str) -> list[JobAction]:
+        """The attempt never was: every live rank and the plane drop it."""
+        key = self._round.abort()
+        self._retry_s = self._stall_deadline_s = None
+        live = self._membership.live
+        actions: list[JobAction] = [self._to(rank, AbortRound(rank, key, reason)) for rank in live]
+        if not self._settings.cadence.mode.is_collective:
+            actions += [SendHost(host, CloseRound(key)) for host in self._membership.hosts_of(live)]
+            actions.append(CloseReduction(key))
+        return actions
+
+    # ------------------------------------------------------------------------------------------------------- commit
+    def _commit(self, now_s: float) -> list[JobAction]:
+        reports, key = self._round.reports, self._round.key
+        assert key is not None
+        self._retry_s = self._stall_deadline_s = None
+        self.version = key.version
+        actions: list[JobAction] = [self._to(rank, Commit(rank, key)) for rank in reports]
+        if not self._settings.cadence.mode.is_collective:
+            actions.append(CloseReduction(key))
+        actions.append(self._merge(key))
+        actions += self._count_nonfinite()
+        self._dispatch.settle({rank: report.steps for rank, report in reports.items()})
+        for report in reports.values():
+            self._accounts.add(report)
+        if not self._is_seed:
+            self.last = last_windows(reports)
+            self.elche.observe(_timings(reports), self._round.reduce_ms())
+        self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
+        if self.pool.is_complete:
+            actions += self._close_epoch(now_s)
+        return actions + self._next_window()
+
+    def _merge(self, key: RoundKey) -> JobAction:
+        spans: list[tuple[int, int, int]] = []
+        for rank, report in self._round.reports.items():
+            if report.samples and report.is_finite:
+                spans += [(rank, span.start, span.count) for span in self.pool.merge(rank)]
+        detail = f"version {key.version}: {sum(count for _, _, count in spans)} samples merged"
+        fields: dict[str, Scalar | tuple[object, ...]] = {
+            "version": key.version,
+            "incarnation": key.incarnation,
+            "attempt": key.attempt,
+            "epoch": self.epoch,
+            "spans": tuple(spans),
+            "counts": tuple((rank, report.steps) for rank, report in self._round.reports.items()),
+            "reduce_ms": self._round.reduce_ms(),
+        }
+        return Record("commit", Severity.INFO, detail, fields)
+
+    def _count_nonfinite(self) -> list[JobAction]:
+        ranks = [rank for rank, report in self._round.reports.items() if not report.is_finite]
+        self._nonfinite_rounds = self._nonfinite_rounds + 1 if ranks else 0
+        if self._nonfinite_rounds >= MAX_NONFINITE_ROUNDS:
+            self._stall(f"rank {ranks[0]}: loss or parameters not finite in {MAX_NONFINITE_ROUNDS} rounds in a row")
+        if not ranks:
+            return []
+        detail = f"version {self.version}: left out rank {', '.join(map(str, ranks))}: loss or parameters not finite"
+        return [Record("nonfinite", Severity.WARNING, detail, {"version": self.version, "ranks": tuple(ranks)})]
+
+    def _close_epoch(self, now_s: float) -> list[JobAction]:
+        devices = {member.rank: member.device for member in self._membership.all()}
+        report = self._accounts.report(self.version, devices, now_s)
+        loss = "-" if report.avg_loss is None else f"{report.avg_loss:.6g}"
+        fields = {
+            "epoch": report.epoch,
+            "num_epochs": self._settings.num_epochs,
+            "loss": report.avg_loss,
+            "samples": report.samples,
+            "epoch_ms": report.epoch_ms,
+            "version": report.version,
+            "shares": tuple(report.per_rank_batch_share.items()),
+        }
+        actions: list[JobAction] = [
+            Record("epoch", Severity.INFO, f"epoch {report.epoch}: loss {loss}", fields),
+            SendHead(report),
+        ]
+        if self._settings.eval_samples:
+            self._evals[self.epoch] = None
+            actions += self._assign_evals()
+        self.epoch += 1
+        if self.epoch < self._settings.num_epochs:
+            settings = self._settings
+            self.pool = Pool(self.epoch, settings.dataset_size, settings.batch_size, self._merge_single_tail)
+            self._accounts = EpochAccounts(self.epoch, now_s)
+        return actions
+
+    def _next_window(self) -> list[JobAction]:
+        if self.state is TrainingState.STALLED:
+            return []
+        if self.is_stopping or self.epoch == self._settings.num_epochs:
+            self.state = TrainingState.FINISHED
+            return []
+        live = self._membership.live
+        plans = self._dispatch.plan(self.version, live, self.elche, self.pool, self.epoch_batches)
+        self._round = Round(self.version, {rank: (plan.min_steps, plan.max_steps) for rank, plan in plans.items()})
+        return [self._to(rank, plan) for rank, plan in plans.items()]
+
+    # ------------------------------------------------------------------------------------------------------ details
+    def _form(self, now_s: float) -> list[JobAction]:
+        if not self._settings.cadence.mode.is_collective:
+            return []
+        live, incarnation = self._membership.live, self._membership.incarnation
+        errors = "; ".join(f"rank {rank}: {error}" for rank, error in self._formation.errors.items())
+        self._formation.begin(incarnation, live, now_s)
+        if self._formation.state is FormationState.FAILED:
+            self._stall(f"the collective group of ranks {live} does not form: {errors or 'no answer in time'}")
+            return []
+        attempt = self._formation.attempt
+        return [
+            ResetStore(incarnation),
+            *(self._to(rank, FormGroup(rank, incarnation, attempt, live, FORMATION_TIMEOUT_S)) for rank in live),
+        ]
+
+    def _assign_evals(self, lost: RankId | None = None) -> list[JobAction]:
+        """Ask the owner for every evaluation that nobody (alive) is doing."""
+        owner = self.owner
+        actions: list[JobAction] = []
+        for epoch, rank in self._evals.items():
+            if owner is not None and (rank is None or rank == lost):
+                self._evals[epoch] = owner
+                actions.append(self._to(owner, RunEval(owner, epoch)))
+        return actions
+
+    def _close(self, ranks: tuple[RankId, ...]) -> list[JobAction]:
+        return [self._to(rank, CloseWindow(rank, self.version)) for rank in ranks]
+
+    def _stall(self, reason: str) -> None:
+        self.state, self.stalled_reason = TrainingState.STALLED, reason
+        self._retry_s = self._stall_deadline_s = None
+
+    def _to(self, rank: RankId, message: ToRank) -> JobAction:
+        return SendHost(self._membership[rank].host, message)
+
+
+def _gathered_round(version: Version, ranks: tuple[RankId, ...]) -> Round:
+    """A round that nobody trained for: everyone is done at once."""
+    waiting = Round(version, dict.fromkeys(ranks, (0, 0)))
+    for rank in ranks:
+        waiting.finish_window(WindowDone(rank, version, 0, 0, 0.0, True, None, None, 0.0))
+    return waiting
+
+
+def _timings(reports: Mapping[RankId, WindowDone]) -> dict[RankId, WindowTiming]:
+    return {
+        rank: WindowTiming(report.steps, report.delivered_ms, report.compute_ms, report.window_ms)
+        for rank, report in reports.items()
+    }
