@@ -31,14 +31,17 @@ class TrainingJob:
 
 def checked_functions(build_model: object, make_optimizer: object, train_step: object) -> None:
     """Raise UsageError when one of the three is not a function, naming the usual slip."""
-    given = {"build_model": build_model, "make_optimizer": make_optimizer, "train_step": train_step}
-    for name, value in given.items():
-        if not callable(value):
-            raise UsageError(f"{name} is a {type(value).__name__}; pass a function")
     if isinstance(build_model, torch.nn.Module):
         raise UsageError(
             "build_model is a model already; pass a function of the device, such as "
             "`lambda device: Net().to(device)`, for every rank builds its own"
         )
     if isinstance(make_optimizer, torch.optim.Optimizer):
-        raise UsageError("make_optimizer is an optimizer already; pass a function of the parameters")
+        raise UsageError(
+            "make_optimizer is an optimizer already; pass a function of the parameters, such as "
+            "`lambda parameters: torch.optim.Adam(parameters, 1e-3)`"
+        )
+    given = {"build_model": build_model, "make_optimizer": make_optimizer, "train_step": train_step}
+    for name, value in given.items():
+        if not callable(value):
+            raise UsageError(f"{name} is {value!r}; pass a function")

@@ -66,7 +66,7 @@ class Knob(Generic[T]):
 
 
 def knob(*, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True) -> Any:
-    """Declare one line of a table, as in ``batch_size: Knob[int] = knob(check=whole_number(1))``.
+    """Declare one line of a table: the value of an annotation such as ``batch_size: Knob[int]``.
 
     Args:
         default: the value of a knob that was not set; without it the knob must be set.

@@ -1,0 +1,180 @@
+"""The knobs: one definition for keywords, setters and values, and one clear message for whatever cannot be used."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset
+
+from flodl.errors import ConfigError, UsageError
+from flodl.messages import CadenceSettings, Mode
+from flodl.spec.cadence import ElCheConfig, ElCheMode
+from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
+from flodl.trainer.config import TrainerBuilder, TrainerConfig
+
+DATA = TensorDataset(torch.arange(10))
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+def config(**knobs: Any) -> TrainerConfig:
+    return TrainerConfig(DATA, **{"batch_size": 2, "num_epochs": 3} | knobs)
+
+
+def builder() -> TrainerBuilder:
+    return TrainerBuilder(lambda device: torch.nn.Linear(1, 1), torch.optim.Adam, lambda model, batch: batch)
+
+
+def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
+    names = set(Knobs.knobs())
+    assert names == {
+        "dataset", "batch_size", "num_epochs", "elche", "max_grad_norm", "metrics_fn", "eval_dataset", "eval_fn",
+        "eval_result_fn", "epoch_callback_policy", "seed", "num_workers", "collate_fn", "cluster",
+    }  # fmt: skip
+    assert all(hasattr(resolve(config()), name) for name in names)
+    assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)
+
+
+def test_keywords_setters_and_builder_give_the_same_run() -> None:
+    by_keyword = resolve(config(seed=7, max_grad_norm=1.5))
+    by_setter = resolve(config().seed(7).max_grad_norm(1.5))
+    chain = builder().dataset(DATA).batch_size(2).num_epochs(3).seed(7).max_grad_norm(1.5)
+    assert by_keyword.settings() == by_setter.settings() == resolve(chain).settings()
+
+
+def test_a_setter_changes_the_config_and_returns_it() -> None:
+    changed = config()
+    assert changed.seed(4) is changed
+    assert resolve(changed).seed == 4
+
+
+def test_values_have_the_defaults_of_the_table() -> None:
+    job = resolve(config())
+    assert (job.batch_size, job.num_epochs, job.seed, job.num_workers) == (2, 3, 0, 0)
+    assert (job.max_grad_norm, job.metrics_fn, job.cluster) == (None, None, None)
+    assert job.epoch_callback_policy is EpochCallbackPolicy.FASTEST
+
+
+def test_settings_say_what_every_participant_must_agree_on() -> None:
+    job = resolve(
+        config(
+            elche=ElCheConfig.cpu_sync(),
+            eval_dataset=TensorDataset(torch.arange(4)),
+            eval_fn=lambda *_: 0.0,
+            epoch_callback_policy=EpochCallbackPolicy.rank(1),
+        )
+    )
+    settings = job.settings()
+    assert (settings.dataset_size, settings.batch_size, settings.num_epochs) == (10, 2, 3)
+    assert (settings.eval_samples, settings.callback_rank) == (4, 1)
+    assert settings.cadence == CadenceSettings(mode=Mode.CPU_SYNC)
+
+
+def test_numpy_and_torch_integers_are_whole_numbers() -> None:
+    assert type(resolve(config(batch_size=torch.tensor(5).numpy()[()])).batch_size) is int
+
+
+def test_assigning_instead_of_calling_shows_the_call() -> None:
+    with pytest.raises(UsageError, match=r"write \.seed\(3\)"):
+        config().seed = 3  # type: ignore[assignment]
+
+
+def test_a_missing_knob_of_a_builder_is_named_with_the_line_to_add() -> None:
+    with pytest.raises(UsageError, match=r"batch_size, num_epochs must be set; add \.batch_size\(\.\.\.\)"):
+        builder().dataset(DATA).run()
+
+
+@pytest.mark.parametrize("call", [lambda: TrainerConfig(DATA, batch_size=1), lambda: config(batchsize=3)])
+def test_a_wrong_keyword_is_a_type_error_like_any_functions(call: Callable[[], TrainerConfig]) -> None:
+    with pytest.raises(TypeError):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"batch_size": 0}, "batch_size is 0; it must be at least 1"),
+        ({"batch_size": 2.5}, "batch_size is 2.5; it must be a whole number"),
+        ({"batch_size": True}, "batch_size is True; it must be a whole number"),
+        ({"batch_size": 11}, "batch_size 11 is larger than the dataset of 10 samples; lower batch_size to at most 10"),
+        ({"num_epochs": 0}, "num_epochs is 0; it must be at least 1"),
+        ({"seed": -1}, "seed is -1; it must be at least 0"),
+        ({"seed": 2**63}, "it must be at most"),
+        ({"num_workers": -1}, "num_workers is -1"),
+        ({"max_grad_norm": 0}, "max_grad_norm is 0; it must be a finite number above 0 or None"),
+        ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
+        ({"max_grad_norm": "1"}, "max_grad_norm is '1'"),
+        ({"metrics_fn": 3}, "metrics_fn is 3; pass a function, not its result"),
+        ({"elche": "cpu_sync"}, r"pass an ElCheConfig such as ElCheConfig.cpu_cadence\(\)"),
+        ({"epoch_callback_policy": 1}, "pass EpochCallbackPolicy.FASTEST or"),
+        ({"eval_dataset": DATA}, "eval_dataset is set but eval_fn is not; set both, or neither"),
+        ({"eval_fn": len}, "eval_fn is set but eval_dataset is not; set both, or neither"),
+        ({"eval_result_fn": print}, "set eval_dataset and eval_fn too"),
+        ({"eval_dataset": [], "eval_fn": len}, "eval_dataset has length 0"),
+        ({"elche": ElCheConfig(min_anchor=9, max_anchor=8)}, "min_anchor 9 is above max_anchor 8"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_the_fix(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**knobs)
+
+
+def test_an_empty_dataset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="dataset has length 0"):
+        TrainerConfig([], batch_size=1, num_epochs=1)
+
+
+@pytest.mark.parametrize("dataset", [Endless(), iter([1, 2]), {1, 2}])
+def test_a_dataset_without_random_access_is_refused(dataset: object) -> None:
+    with pytest.raises(ConfigError, match="pass a map-style dataset"):
+        TrainerConfig(dataset, batch_size=1, num_epochs=1)
+
+
+def test_a_negative_callback_rank_is_refused() -> None:
+    with pytest.raises(ConfigError, match="rank is -1"):
+        EpochCallbackPolicy.rank(-1)
+
+
+# ---------------------------------------------------------------------------------------------------------- cadence
+def test_the_default_cadence_is_nccl_cadence_and_the_messages_defaults() -> None:
+    assert ElCheConfig().settings() == ElCheConfig.nccl_cadence().settings() == CadenceSettings()
+
+
+@pytest.mark.parametrize("mode", list(ElCheMode))
+def test_every_mode_has_a_preset_of_its_name(mode: Mode) -> None:
+    assert getattr(ElCheConfig, mode.value)().settings() == CadenceSettings(mode=mode)
+    assert ElCheConfig(mode=mode.value).settings().mode is mode
+
+
+def test_cadence_knobs_chain_and_come_as_keywords() -> None:
+    chained = ElCheConfig.cpu_cadence().anchor(5).min_anchor(2).max_anchor(20).overhead_target(0.1).max_batch_diff(0)
+    keywords = ElCheConfig(
+        mode=Mode.CPU_CADENCE, anchor=5, min_anchor=2, max_anchor=20, overhead_target=0.1, max_batch_diff=0
+    )
+    assert chained.settings() == keywords.settings()
+    assert chained.settings().max_batch_diff == 0
+
+
+@pytest.mark.parametrize("call", [ElCheConfig.nccl_async, lambda: ElCheConfig(mode="nccl_async")])
+def test_nccl_async_is_refused_by_name_with_the_way_to_go(call: Callable[[], object]) -> None:
+    with pytest.raises(ConfigError, match=r"nccl_async is not a mode.*cpu_async; this version offers .*cpu_cadence"):
+        call()
+
+
+def test_an_unknown_mode_lists_the_modes() -> None:
+    with pytest.raises(ConfigError, match="mode is 'gossip'; this version offers nccl_sync, nccl_cadence, cpu_sync"):
+        ElCheConfig(mode="gossip")
+
+
+def test_an_anchor_outside_its_bounds_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"anchor 30 is outside \[min_anchor, max_anchor\] = \[1, 20\]"):
+        ElCheConfig.nccl_cadence().anchor(30).max_anchor(20).settings()
+
+
+def test_a_config_shows_what_was_set() -> None:
+    shown = repr(ElCheConfig.cpu_sync().max_batch_diff(0))
+    assert shown == "ElCheConfig(mode=<Mode.CPU_SYNC: 'cpu_sync'>, max_batch_diff=0)"
