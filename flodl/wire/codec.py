@@ -76,7 +76,7 @@ def _envelope(data: bytes) -> tuple[str, object]:
         raise RemoteProtocolError(f"message: {fault}")
     try:
         envelope = msgpack.unpackb(data, raw=False, strict_map_key=True)
-    except Exception as error:  # msgpack's documentation: it may raise any
+    except (ValueError, msgpack.UnpackException) as error:
         raise RemoteProtocolError(f"message: not MessagePack ({type(error).__name__})") from None
     match envelope:
         case [str(name), fields]:

@@ -17,7 +17,7 @@ from flodl.errors import LocalProtocolError
 
 Convert: TypeAlias = Callable[[object], object]
 
-_INT_RANGE: Final = range(-(1 << 63), 1 << 63)
+_INT_STOP: Final = 1 << 63
 
 
 class Mismatch(Exception):
@@ -145,7 +145,7 @@ def _bool(value: object) -> bool:
 def _int(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _mismatch("int", value)
-    if value not in _INT_RANGE:
+    if not -_INT_STOP <= value < _INT_STOP:
         raise Mismatch("int outside 64 bits")
     return value
 
