@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from flodl.config.builder import ClusterBuilder
+from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId
 from flodl.messages import Settings
@@ -67,6 +69,12 @@ def _policy(name: str, value: Any) -> EpochCallbackPolicy:
     return value
 
 
+def _cluster(name: str, value: Any) -> ClusterBuilder | ClusterSpec | None:
+    if value is not None and not isinstance(value, ClusterBuilder | ClusterSpec):
+        raise ConfigError(f"{name} is {value!r}; pass a ClusterBuilder, or start with fdl launch -c FILE")
+    return value
+
+
 class Knobs(KnobTable):
     """Every knob of a run, in the order of the reference."""
 
@@ -93,11 +101,11 @@ class Knobs(KnobTable):
     seed: Knob[int] = knob(default=0, check=whole_number(0))
     """Fixes the order of the samples of every epoch. The weights' own seed is the script's affair."""
     num_workers: Knob[int] = knob(default=0, check=whole_number(0))
-    """Processes per rank that load data; 0 loads ahead on a thread."""
+    """Processes per rank that load data; 0 loads ahead on a thread, which shares the process's random generators."""
     collate_fn: Knob[Callable[[list[Any]], Any] | None] = knob(default=None, check=function)
     """Makes a batch from a list of samples; None takes torch's default."""
-    cluster: Knob[Any] = knob(default=None)
-    """A ``ClusterBuilder`` that names the hosts in code; None runs where the script was started."""
+    cluster: Knob[ClusterBuilder | ClusterSpec | None] = knob(default=None, check=_cluster)
+    """The hosts, named in code; None runs where the script was started. Refused together with a cluster file."""
 
 
 class JobConfig(Knobs, Values):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from flodl.config.builder import ClusterBuilder
+from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError, ProtocolError, UsageError
 from flodl.spec.context import ROLE_VARIABLE
 
@@ -47,17 +49,20 @@ class HeadRole:
 class Promoted:
     """This process starts the run itself and becomes its head.
 
-    ``cluster`` is a ClusterBuilder, the path of a cluster file, or None for all GPUs of this machine.
+    ``cluster`` comes from the config, or is the path of a cluster file, or None for all GPUs of this machine.
     """
 
-    cluster: Any
+    cluster: ClusterBuilder | ClusterSpec | str | None
 
 
 Role: TypeAlias = Solo | RankRole | HeadRole | Promoted
 
 
 def take_role(
-    cluster: Any, environ: MutableMapping[str, str], pid: int, visible_gpus: Callable[[], Sequence[object]]
+    cluster: ClusterBuilder | ClusterSpec | None,
+    environ: MutableMapping[str, str],
+    pid: int,
+    visible_gpus: Callable[[], Sequence[object]],
 ) -> Role:
     """Decide this process's role and use up its ticket.
 
@@ -100,7 +105,11 @@ def refuse_wrong_place() -> None:
         raise UsageError(f"Trainer.run: {_GUARD}")
 
 
-def _without_ticket(cluster: Any, environ: Mapping[str, str], visible_gpus: Callable[[], Sequence[object]]) -> Role:
+def _without_ticket(
+    cluster: ClusterBuilder | ClusterSpec | None,
+    environ: Mapping[str, str],
+    visible_gpus: Callable[[], Sequence[object]],
+) -> Role:
     cluster_file = environ.get("FDL_CLUSTER", "")
     _refuse_two_clusters(cluster, cluster_file)
     if environ.get("FLODL_SOLO", "") not in ("", "0"):
@@ -115,7 +124,7 @@ def _is_interactive() -> bool:
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or not hasattr(sys.modules["__main__"], "__file__")
 
 
-def _refuse_two_clusters(cluster: Any, cluster_file: str) -> None:
+def _refuse_two_clusters(cluster: object, cluster_file: str) -> None:
     if cluster is not None and cluster_file:
         raise ConfigError(
             f"the script sets a cluster, and {os.path.basename(cluster_file)} names one too; "

@@ -154,6 +154,30 @@ def test_a_callback_that_hangs_does_not_hold_join(
     assert "callback still running" in caplog.text
 
 
+def test_callbacks_slower_than_the_epochs_lose_the_oldest_and_say_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(handle, "MAX_PENDING", 2)
+    started, release = threading.Event(), threading.Event()
+    seen: list[int] = []
+
+    def slow(taken: EpochMetrics) -> None:
+        seen.append(taken.epoch)
+        started.set()
+        release.wait(TIMEOUT_S)
+
+    running = TrainHandle(slow)
+    running.publish_metrics(metrics(0))
+    started.wait(TIMEOUT_S)
+    for epoch in (1, 2, 3):
+        running.publish_metrics(metrics(epoch))
+    release.set()
+    running.finish(STATE)
+    running.join(TIMEOUT_S)
+    assert seen == [0, 2, 3]
+    assert "callback dropped" in caplog.text
+
+
 def test_a_callback_may_join_its_own_run() -> None:
     running: TrainHandle
 

@@ -109,6 +109,7 @@ def test_a_wrong_keyword_is_a_type_error_like_any_functions(call: Callable[[], T
         ({"max_grad_norm": float("nan")}, "max_grad_norm is nan"),
         ({"max_grad_norm": "1"}, "max_grad_norm is '1'"),
         ({"metrics_fn": 3}, "metrics_fn is 3; pass a function, not its result"),
+        ({"cluster": "hosts.yml"}, "cluster is 'hosts.yml'; pass a ClusterBuilder, or start with fdl launch -c FILE"),
         ({"elche": "cpu_sync"}, r"pass an ElCheConfig such as ElCheConfig.cpu_cadence\(\)"),
         ({"epoch_callback_policy": 1}, "pass EpochCallbackPolicy.FASTEST or"),
         ({"eval_dataset": DATA}, "eval_dataset is set but eval_fn is not; set both, or neither"),

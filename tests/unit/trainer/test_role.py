@@ -13,11 +13,13 @@ import pytest
 import torch
 
 import flodl
+from flodl.config.builder import ClusterBuilder
 from flodl.errors import ConfigError, ProtocolError, UsageError
 from flodl.trainer.role import HeadRole, Promoted, RankRole, Role, Solo, refuse_wrong_place, take_role
 from flodl.trainer.trainer import Trainer
 
 TIMEOUT_S = 60
+CLUSTER = ClusterBuilder()
 TICKET = {"run_id": "abc", "rank": 1, "world_size": 3}
 
 
@@ -70,19 +72,19 @@ def test_under_pytest_no_process_promotes_itself() -> None:
 
 
 def test_a_cluster_in_code_or_in_the_environment_promotes() -> None:
-    assert role(cluster="builder") == Promoted("builder")
+    assert role(cluster=CLUSTER) == Promoted(CLUSTER)
     assert role(FDL_CLUSTER="/lab/hosts.yml") == Promoted("/lab/hosts.yml")
 
 
 def test_flodl_solo_forbids_promotion() -> None:
-    assert role(cluster="builder", FLODL_SOLO="1") == Solo()
+    assert role(cluster=CLUSTER, FLODL_SOLO="1") == Solo()
 
 
 def test_a_cluster_in_code_beside_a_cluster_file_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"hosts\.yml names one too; drop \.cluster"):
-        role(cluster="builder", FDL_CLUSTER="/lab/hosts.yml")
+        role(cluster=CLUSTER, FDL_CLUSTER="/lab/hosts.yml")
     with pytest.raises(ConfigError, match=r"drop \.cluster"):
-        role(cluster="builder", FLODL_ROLE="rank:" + json.dumps(TICKET | {"cluster_file": "/lab/hosts.yml"}))
+        role(cluster=CLUSTER, FLODL_ROLE="rank:" + json.dumps(TICKET | {"cluster_file": "/lab/hosts.yml"}))
 
 
 def test_a_call_in_a_thread_is_refused() -> None:
