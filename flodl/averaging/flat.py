@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from flodl.averaging.digest import image_digest
-from flodl.averaging.regions import ALIGNMENT
 from flodl.averaging.tensors import Carriage, Entry, discover
 from flodl.messages import Layout
 
-_RAW_ALIGNMENT = 8
+_WIDEST = 8
+"""Bytes of the widest element; images and the tensors of the raw region start at multiples of it."""
+
 _MAX_CACHED_IMAGES = 4
 """A rank alternates between a side buffer, its slot and the result area; a parked buffer must not stay cached long."""
 
@@ -65,7 +66,7 @@ class FlatModel:
         """Write this rank's contribution; returns whether every value of it is finite.
 
         Args:
-            out: uint8 [total_bytes], contiguous, on the model's device or the CPU (shared memory, 64-byte aligned).
+            out: uint8 [total_bytes], contiguous, on the model's device or the CPU (shared memory).
             weight: This rank's share of the parameters, 0 to 1. 0 writes zeros whatever the parameters hold.
             buffer_weight: The same for float buffers.
             include_raw: Whether this rank is the source of integer and bool buffers; else zeros are written.
@@ -229,13 +230,13 @@ def _place_raw(entries: Sequence[Entry]) -> tuple[_RawPlace, ...]:
         if entry.carriage is Carriage.RAW:
             stop = start + entry.shape.numel() * entry.dtype.itemsize
             places.append(_RawPlace(entry, start, stop))
-            start = (stop + _RAW_ALIGNMENT - 1) // _RAW_ALIGNMENT * _RAW_ALIGNMENT
+            start = (stop + _WIDEST - 1) // _WIDEST * _WIDEST
     return tuple(places)
 
 
 def _view_image(data: torch.Tensor, layout: Layout, groups: Sequence[_Group], raw: Sequence[_RawPlace]) -> _Image:
-    if data.data_ptr() % ALIGNMENT:
-        raise ValueError(f"an image must start at a multiple of {ALIGNMENT} bytes")
+    if data.data_ptr() % _WIDEST:
+        raise ValueError(f"an image must start at a multiple of {_WIDEST} bytes")
     f32_stop = layout.f32_count * 4
     f64_stop = layout.f64_offset + layout.f64_count * 8
     regions = {
