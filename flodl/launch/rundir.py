@@ -131,7 +131,6 @@ class RunDir:
         """Publish where the controller listens; called by the controller."""
         self.write("controller.json", dump(info))
 
-    @property
     def is_live(self) -> bool:
         """Whether the controller that announced itself is still that very process."""
         info = self.controller()
@@ -198,7 +197,7 @@ def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
         return _latest(runs, must_be_live)
     exact = [run for run in runs if run.run_id == wanted]
     named = [run for run in runs if run_name(run) == wanted]
-    candidates = exact or [run for run in named if run.is_live][:1] or named[:1]
+    candidates = exact or [run for run in named if run.is_live()][:1] or named[:1]
     candidates = candidates or [run for run in runs if run.run_id.startswith(wanted)]
     if len(candidates) == 1:
         return _checked_live(candidates[0], must_be_live)
@@ -209,7 +208,7 @@ def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
 
 
 def _latest(runs: list[RunDir], must_be_live: bool) -> RunDir:
-    live = next((run for run in runs if run.is_live), None)
+    live = next((run for run in runs if run.is_live()), None)
     if live is not None:
         return live
     if must_be_live or not runs:
@@ -218,7 +217,7 @@ def _latest(runs: list[RunDir], must_be_live: bool) -> RunDir:
 
 
 def _checked_live(run: RunDir, must_be_live: bool) -> RunDir:
-    if must_be_live and not run.is_live:
+    if must_be_live and not run.is_live():
         raise ConfigError(f"run {run.run_id} is not live any more; see: fdl status {run.run_id}")
     return run
 

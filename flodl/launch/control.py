@@ -1,0 +1,141 @@
+"""Speaks to a run's controller as a client: asks it to stop over the control protocol, reads its state over HTTP.
+
+Blocking sockets with a deadline each: a viewer has one question at a time and wants to start in milliseconds.
+"""
+
+import http.client
+import json
+import secrets
+import socket
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from flodl import __version__
+from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.launch.rundir import ControllerInfo, RunDir
+from flodl.messages import StopAccepted, StopRequest
+from flodl.wire.codec import decode, encode
+from flodl.wire.frames import PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
+from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_read_token
+
+TIMEOUT_S: Final = 10.0
+FOLLOW_TIMEOUT_S: Final = 600.0
+"""A quiet stream is normal; a controller that is gone resets the connection, and a frozen one is noticed elsewhere."""
+
+MAX_LINE_BYTES: Final = 8 << 20
+
+
+class ControllerClient:
+    """A client of one controller. Connections are opened per call."""
+
+    def __init__(self, run_id: str, token: bytes, address: str, port: int) -> None:
+        self._run_id = run_id
+        self._token = token
+        self._address = address
+        self._port = port
+
+    @classmethod
+    def of(cls, run: RunDir, info: ControllerInfo) -> "ControllerClient":
+        """A client of the controller that ``run`` announced.
+
+        Raises:
+            ConfigError: the run's token cannot be read.
+        """
+        return cls(run.run_id, run.read_token(), info.address, info.port)
+
+    def stop(self, source: str, *, abort: bool, exit_code: int) -> str:
+        """Ask for an orderly stop, or for an end at once (``abort``).
+
+        Returns:
+            The run's phase when the controller heard it.
+
+        Raises:
+            PeerLost: the controller cannot be reached or closed the connection.
+            RemoteProtocolError: it broke the protocol or refused us.
+        """
+        try:
+            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
+                words = _Words(sock)
+                sock.sendall(PREAMBLE)
+                self._shake_hands(words)
+                words.send(StopRequest(source, abort, exit_code))
+                reply = words.receive(StopAccepted)
+        except (OSError, EOFError) as error:
+            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
+        return str(reply.phase)
+
+    def state(self) -> dict[str, Any]:
+        """The run's snapshot, ``GET /state.json``.
+
+        Raises:
+            PeerLost: the controller cannot be reached, or answered with an error.
+        """
+        with self._get("/state.json", {}, TIMEOUT_S) as response:
+            try:
+                data = json.loads(response.read(64 << 20))
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise PeerLost(f"controller {self._address}:{self._port}: /state.json: {error}") from None
+        return data if isinstance(data, dict) else {}
+
+    def follow(self, path: str, query: dict[str, str | int]) -> Iterator[dict[str, Any]]:
+        """The JSON lines of ``path`` (``/events`` or ``/logs``) until the controller ends the stream.
+
+        Raises:
+            PeerLost: the controller cannot be reached, or the stream broke.
+        """
+        with self._get(path, query, FOLLOW_TIMEOUT_S) as response:
+            try:
+                while line := response.readline(MAX_LINE_BYTES):
+                    data = json.loads(line) if line.strip() else None
+                    if isinstance(data, dict):
+                        yield data
+            except (OSError, http.client.HTTPException, ValueError) as error:
+                raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
+
+    def _get(self, path: str, query: dict[str, str | int], timeout_s: float) -> http.client.HTTPResponse:
+        connection = http.client.HTTPConnection(self._address, self._port, timeout=TIMEOUT_S)
+        target = f"{path}?{urlencode(query)}" if query else path
+        headers = {"Authorization": f"Bearer {derive_read_token(self._token)}", "Connection": "close"}
+        try:
+            connection.connect()
+            sock = connection.sock
+            connection.request("GET", target, headers=headers)
+            response = connection.getresponse()
+            sock.settimeout(timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
+        if response.status != http.HTTPStatus.OK:
+            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {response.status} {response.reason}")
+        return response
+
+    def _shake_hands(self, words: "_Words") -> None:
+        peer = Peer(Role.CLIENT, Channel.CONTROL, "client", __version__)
+        handshake = ClientHandshake(self._token, self._run_id, secrets.token_bytes(32), peer)
+        to_send = handshake.start()
+        while not handshake.done:
+            for word in to_send:
+                words.send(word)
+            if handshake.refusal:
+                raise RemoteProtocolError(f"controller {self._address}:{self._port}: {handshake.refusal}")
+            to_send = handshake.receive(words.receive(FromAccepting))
+
+
+class _Words:
+    """Messages over a blocking socket, one at a time."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._decoder = FrameDecoder(PRE_AUTH_FRAME_BYTES, expect_preamble=False)
+        self._payloads: list[bytes] = []
+
+    def send(self, message: Any) -> None:
+        self._sock.sendall(frame(encode(message)))
+
+    def receive(self, allowed: Any) -> Any:
+        while not self._payloads:
+            data = self._sock.recv(1 << 16)
+            if not data:
+                raise EOFError("it closed the connection")
+            self._payloads += self._decoder.feed(data)
+        return decode(self._payloads.pop(0), allowed)

@@ -1,0 +1,97 @@
+"""How a run ended, for a person: the first failure with its last lines, what followed from it, what was tolerated."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from flodl.launch.rundir import RunDir
+
+LAST_LINES: Final = 40
+MAX_TAIL_BYTES: Final = 1 << 18
+
+
+def describe_outcome(run: RunDir, outcome: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    """The lines to print under a run's end.
+
+    Args:
+        run: its directory, whose logs are read.
+        outcome: outcome.json (``flodl.core.actions.Outcome``).
+        state: the last state.json, for devices and totals; may be empty.
+    """
+    status = str(outcome.get("status", "failed"))
+    failure = outcome.get("failure")
+    lines = [f"run {run.run_id} {status}" + _message(outcome)]
+    if isinstance(failure, dict):
+        lines += _first_failure(run, failure, state)
+    lines += _rest(outcome)
+    return lines
+
+
+def log_path(run: RunDir, failure: Mapping[str, Any]) -> Path:
+    """The log that tells most about ``failure``."""
+    rank = failure.get("rank", -1)
+    if isinstance(rank, int) and rank >= 0:
+        return run.logs / f"rank{rank}.stderr.log"
+    if failure.get("kind") == "head":
+        return run.logs / "head.stderr.log"
+    return run.logs / f"daemon-{failure.get('host', '')}.log"
+
+
+def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
+    """The last lines of a log, undecodable bytes escaped; empty where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - MAX_TAIL_BYTES))
+            data = file.read(MAX_TAIL_BYTES)
+    except OSError:
+        return []
+    lines = data.decode("utf-8", "backslashreplace").split("\n")
+    return [line.rsplit("\r", 1)[-1] for line in (lines[:-1] if lines[-1] == "" else lines)][-count:]
+
+
+def _message(outcome: Mapping[str, Any]) -> str:
+    message = str(outcome.get("message", ""))
+    return f": {message}" if message else ""
+
+
+def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
+    lines = [f"first failure: {_who(failure, state)}: {_what(failure)}"]
+    path = log_path(run, failure)
+    said = last_lines(path) or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
+    if said:
+        lines += [
+            f"last lines of {'its stderr' if path.exists() else 'the traceback'}:",
+            *(f"  | {line}" for line in said),
+        ]
+    if path.exists():
+        lines.append(f"full log: {path}")
+    return lines
+
+
+def _who(failure: Mapping[str, Any], state: Mapping[str, Any]) -> str:
+    rank, host = failure.get("rank", -1), str(failure.get("host", ""))
+    if isinstance(rank, int) and rank >= 0:
+        device = next((str(each.get("device", "")) for each in _ranks(state) if each.get("rank") == rank), "")
+        return f"rank {rank} on {host}" + (f" ({device})" if device else "")
+    return "the head (your script on this machine)" if failure.get("kind") == "head" else f"host {host}"
+
+
+def _what(failure: Mapping[str, Any]) -> str:
+    return str(failure.get("error", "")).strip() or str(failure.get("kind", "unknown"))
+
+
+def _rest(outcome: Mapping[str, Any]) -> list[str]:
+    lines = []
+    collateral, losses = outcome.get("collateral", 0), outcome.get("losses") or []
+    if collateral:
+        lines.append(f"{collateral} more failure(s) only followed from it")
+    if losses:
+        named = ", ".join(_who(loss, {}) for loss in losses[:8] if isinstance(loss, dict))
+        lines.append(f"{len(losses)} loss(es) were tolerated: {named}")
+    return lines
+
+
+def _ranks(state: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    ranks = state.get("ranks")
+    return [each for each in ranks if isinstance(each, dict)] if isinstance(ranks, list) else []

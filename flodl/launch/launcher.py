@@ -1,0 +1,203 @@
+"""``launch``: run directory, port, controller process, then the viewer. The run lives in the controller.
+
+``start_controller`` is everything up to a listening controller; auto-promotion uses it too.
+"""
+
+import contextlib
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from flodl.errors import DeadlineExceeded, FlodlError
+from flodl.launch import listening, preflight, rundir
+from flodl.launch.commands import controller_argv
+from flodl.launch.document import dump
+from flodl.launch.headline import last_lines
+from flodl.launch.plan import LaunchRequest, RunSpec, describe, plan
+from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code
+from flodl.launch.terminal import Terminal
+from flodl.launch.viewer import Detached, Viewer
+from flodl.runtime.ports import listen
+
+if TYPE_CHECKING:
+    from flodl.config.model import ClusterSpec
+
+CONTROLLER_START_S: Final = 30.0
+"""From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
+
+POLL_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How a person wants the run launched; ``script`` is verbatim what follows the interpreter."""
+
+    script: tuple[str, ...]
+    name: str = ""
+    detach: bool = False
+    dry_run: bool = False
+    preflight: bool = True
+    stop_timeout_s: float = 30.0
+
+
+@dataclass(slots=True)
+class StartedRun:
+    """A run whose controller listens."""
+
+    run: RunDir
+    info: ControllerInfo
+    process: "subprocess.Popen[bytes]"
+
+
+def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
+    """Run ``options.script`` on ``cluster`` and watch it to its end.
+
+    Returns:
+        The run's exit code; 0 after a dry run or a detachment.
+
+    Raises:
+        ConfigError: the plan is impossible, or the script is not there.
+        PreflightError: the port is taken, or the state folder cannot be written.
+        HostUnreachable: names of hosts do not resolve.
+        FlodlError: the controller did not start; its own words are in the message.
+    """
+    spec = plan(cluster, local_request(options))
+    terminal = Terminal()
+    if options.dry_run:
+        preflight.check_script(spec)
+        for line in describe(spec, str(rundir.state_home() / "runs" / spec.run_id)):
+            terminal.result(line)
+        return 0
+    preflight.check_script(spec)
+    preflight.check_interpreter(spec)
+    if options.preflight:
+        preflight.report(preflight.check_hosts(spec))
+    started = start_controller(spec)
+    if options.detach:
+        terminal.result(spec.run_id)
+        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl status, fdl tail -f, fdl stop")
+        return 0
+    terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
+    end = Viewer(started.run, started.info, terminal, started.process.poll).watch()
+    if isinstance(end, Detached):
+        return 0
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        started.process.wait(1.0)
+    return end
+
+
+def local_request(options: LaunchOptions) -> LaunchRequest:
+    """The request with the facts about this machine and this moment."""
+    created_s = time.time()
+    return LaunchRequest(
+        run_id=rundir.new_run_id(created_s),
+        created_s=created_s,
+        script=options.script,
+        cwd=os.getcwd(),
+        python=sys.executable,
+        local_names=local_names(),
+        name=options.name,
+        stop_timeout_s=options.stop_timeout_s,
+    )
+
+
+def local_names() -> frozenset[str]:
+    """Names and addresses that mean this machine: loopback, its host name, and its interfaces' addresses."""
+    import psutil  # nobody else in a launch needs it
+
+    addresses = {
+        address.address.partition("%")[0]
+        for interface in psutil.net_if_addrs().values()
+        for address in interface
+        if address.family in (socket.AF_INET, socket.AF_INET6)
+    }
+    return frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname(), *addresses})
+
+
+def start_controller(spec: RunSpec) -> StartedRun:
+    """Create the run's directory, bind its port, and start its controller in a session of its own.
+
+    Returns:
+        Once the controller has announced where it listens.
+
+    Raises:
+        PreflightError: the port is taken or the state folder cannot be written; nothing is left then.
+        FlodlError: the controller ended or was not ready in time.
+    """
+    sockets = listen(spec.bind_host, spec.port)
+    try:
+        _, port = listening.dial_address(sockets[0])
+        spec = dataclasses.replace(spec, port=port)
+        run = rundir.create(spec.run_id)
+        run.write("run.json", dump(spec, indent=1))
+        process = _spawn(run, spec, sockets)
+    finally:
+        for sock in sockets:
+            sock.close()
+    try:
+        return StartedRun(run, _wait_for_controller(run, process), process)
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _spawn(run: RunDir, spec: RunSpec, sockets: list[socket.socket]) -> "subprocess.Popen[bytes]":
+    environ = dict(os.environ)
+    environ.pop("FLODL_ROLE", None)
+    descriptors = listening.hand_down(sockets, environ)
+    log = os.open(run.logs / "controller.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        return subprocess.Popen(
+            controller_argv(spec.python, str(run.path)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=environ,
+            pass_fds=descriptors,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def _wait_for_controller(run: RunDir, process: "subprocess.Popen[bytes]") -> ControllerInfo:
+    deadline_s = time.monotonic() + CONTROLLER_START_S
+    while time.monotonic() < deadline_s:
+        info = run.controller()
+        if info is not None:
+            return info
+        if process.poll() is not None:
+            raise _failed_start(run, process.returncode)
+        time.sleep(POLL_S)
+    raise DeadlineExceeded(f"the controller was not ready within {CONTROLLER_START_S:g} s{_words(run)}")
+
+
+def _failed_start(run: RunDir, code: int) -> FlodlError:
+    return FlodlError(f"the controller ended with code {code} before it listened{_words(run)}")
+
+
+def _words(run: RunDir) -> str:
+    path: Path = run.logs / "controller.log"
+    said = "".join(f"\n  | {line}" for line in last_lines(path, 12))
+    return f"; its log is {path}{said}"
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        if process.poll() is None:
+            process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+
+
+def finished_exit_code(run: RunDir) -> int | None:
+    """The exit code of a run that has ended, None while it has none."""
+    outcome = run.read_json("outcome.json")
+    return None if outcome is None else outcome_exit_code(outcome)

@@ -1,0 +1,123 @@
+"""Checks before anything starts: what would fail later fails now, with the remedy, all findings together."""
+
+import importlib.machinery
+import importlib.util
+import os
+import socket
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Final
+
+from flodl.errors import ConfigError, HostUnreachable, PreflightError
+from flodl.launch.plan import HostKind, RunSpec
+
+RESOLVE_TIMEOUT_S: Final = 5.0
+MAX_RESOLVERS: Final = 16
+
+
+def check_script(spec: RunSpec) -> None:
+    """The script is there and can be read, or the module can be found.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    script = spec.script
+    if script[0] == "-m":
+        _check_module(script[1], spec.cwd)
+        return
+    path = os.path.join(spec.cwd, script[0])
+    if os.path.isdir(path):
+        if not os.path.isfile(os.path.join(path, "__main__.py")):
+            raise ConfigError(f"{path} is a folder without __main__.py; name the script in it")
+    elif not os.path.exists(path):
+        raise ConfigError(f"script {path} not found{_near(path)}")
+    elif not os.access(path, os.R_OK):
+        raise ConfigError(f"script {path} cannot be read; see its permissions")
+
+
+def check_hosts(spec: RunSpec) -> list[HostUnreachable]:
+    """The names of hosts that no resolver knows. Names that only ssh's configuration knows (an alias, a jump host) are
+    left to ssh.
+    """
+    targets = {
+        host.name: host.ssh.target
+        for host in spec.hosts
+        if host.kind is HostKind.SSH and host.ssh is not None and not _may_be_alias(host.ssh.proxy_jump)
+    }
+    if not targets:
+        return []
+    pool = ThreadPoolExecutor(max_workers=MAX_RESOLVERS, thread_name_prefix="resolve")
+    try:
+        lookups = {name: pool.submit(_resolves, target) for name, target in targets.items()}
+        failed = []
+        for name, lookup in lookups.items():
+            try:
+                reason = lookup.result(RESOLVE_TIMEOUT_S)
+            except FutureTimeoutError:
+                continue
+            if reason:
+                remedy = "check the name, or give `ssh.target` (a name, an address, or an alias of your ssh config)"
+                failed.append(HostUnreachable(name, "resolve", f"{targets[name]}: {reason}", remedy))
+        return failed
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def report(failed: list[HostUnreachable]) -> None:
+    """Raise one error that lists them all.
+
+    Raises:
+        HostUnreachable: there are any.
+    """
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        first, others = failed[0], "\n".join(f"{error}" for error in failed[1:])
+        raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}\n{others}")
+
+
+def check_interpreter(spec: RunSpec) -> None:
+    """The interpreter of this machine's part exists.
+
+    Raises:
+        PreflightError: it does not.
+    """
+    if not os.access(spec.python, os.X_OK):
+        raise PreflightError(f"interpreter {spec.python} cannot be executed")
+
+
+def _check_module(name: str, cwd: str) -> None:
+    path = [cwd, *sys.path]
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        found = importlib.machinery.PathFinder.find_spec(".".join(parts[: index + 1]) if index == 0 else part, path)
+        if found is None:
+            builtin = importlib.util.find_spec(name) if index == 0 and part in sys.builtin_module_names else None
+            if builtin is None:
+                raise ConfigError(f"module {name} not found from {cwd}; -m takes a module's dotted name")
+            return
+        path = list(found.submodule_search_locations or [])
+
+
+def _may_be_alias(proxy_jump: str | None) -> bool:
+    return proxy_jump is not None or os.path.exists(os.path.expanduser("~/.ssh/config"))
+
+
+def _resolves(target: str) -> str:
+    try:
+        socket.getaddrinfo(target, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        return str(error)
+    return ""
+
+
+def _near(path: str) -> str:
+    import difflib  # only for this message
+
+    folder, name = os.path.split(path)
+    try:
+        near = difflib.get_close_matches(name, [each for each in os.listdir(folder or ".") if each.endswith(".py")], 1)
+    except OSError:
+        return f" (there is no folder {folder})"
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,85 @@
+"""A run's progress in words: the live line, one line per closed epoch, and the lines of its logs."""
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+from flodl.launch.terminal import last_update
+
+RATE_WINDOW_S: Final = 30.0
+
+
+class Progress:
+    """The live line: phase, epoch, loss, samples per second and the time left, from successive snapshots."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def line(self, state: Mapping[str, Any], now_s: float) -> str:
+        """The line for ``state``, seen at monotonic ``now_s``."""
+        phase = str(state.get("phase", ""))
+        epochs, epoch = _number(state.get("num_epochs")), _number(state.get("epoch"))
+        per_epoch, merged = _number(state.get("epoch_samples")), _number(state.get("samples_merged"))
+        if not epochs or not per_epoch:
+            return phase
+        done = min(epoch, epochs) * per_epoch + (merged if epoch < epochs else 0)
+        self._seen.append((now_s, done))
+        while len(self._seen) > 2 and now_s - self._seen[0][0] > RATE_WINDOW_S:
+            self._seen.popleft()
+        parts = [f"{phase}: epoch {min(int(epoch) + 1, int(epochs))}/{int(epochs)}", f"{merged / per_epoch:4.0%}"]
+        loss = _mean_loss(state)
+        parts += [f"loss {loss:.4g}"] if loss is not None else []
+        rate = self._rate()
+        if rate > 0:
+            parts += [f"{rate:.4g} samples/s", f"left {duration(max(epochs * per_epoch - done, 0) / rate)}"]
+        return "  ".join(parts)
+
+    def _rate(self) -> float:
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+def epoch_line(fields: Mapping[str, Any]) -> str:
+    """One closed epoch as one line."""
+    epochs = fields.get("num_epochs")
+    parts = [f"fdl: epoch {int(_number(fields.get('epoch'))) + 1}" + (f"/{epochs}" if epochs else "")]
+    loss, epoch_ms, samples = fields.get("loss"), _number(fields.get("epoch_ms")), _number(fields.get("samples"))
+    parts += [f"loss {loss:.6g}"] if isinstance(loss, (int, float)) else []
+    if epoch_ms > 0:
+        parts += [f"{samples / epoch_ms * 1e3:.4g} samples/s", duration(epoch_ms / 1e3)]
+    return "  ".join(parts)
+
+
+def log_line(line: Mapping[str, Any], *, prefix: bool = True) -> str:
+    """One line of a log stream as shown: ``host:rank: text``; the head's without prefix."""
+    rank, text = line.get("rank", -1), last_update(str(line.get("text", "")).rstrip("\n"))
+    if not prefix or not isinstance(rank, int) or rank < 0:
+        return text
+    return f"{line.get('host', '')}:{rank}: {text}"
+
+
+def duration(seconds: float) -> str:
+    """``1.5s``, ``42s``, ``3m05s``, ``2h07m``."""
+    if seconds < 10:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def _mean_loss(state: Mapping[str, Any]) -> float | None:
+    ranks = state.get("ranks")
+    losses = [
+        (float(each["loss"]), _number(each.get("share")) or 1.0)
+        for each in (ranks if isinstance(ranks, list) else [])
+        if isinstance(each, dict) and isinstance(each.get("loss"), (int, float))
+    ]
+    weight = sum(share for _, share in losses)
+    return sum(loss * share for loss, share in losses) / weight if weight else None
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

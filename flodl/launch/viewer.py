@@ -1,0 +1,228 @@
+"""Watches a run for the terminal that launched it: progress, logs, and how it ended.
+
+The run does not live here: whatever happens to the viewer, the controller goes on. The first Ctrl-C asks it for an
+orderly stop, the second to end at once; SIGTERM stops in order, SIGHUP leaves the run alone.
+"""
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final
+
+from flodl.errors import FlodlError
+from flodl.launch.control import ControllerClient
+from flodl.launch.headline import describe_outcome
+from flodl.launch.progress import Progress, epoch_line, log_line
+from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
+from flodl.launch.terminal import Terminal
+
+POLL_S: Final = 0.2
+STATE_EVERY_S: Final = 1.0
+DRAIN_S: Final = 3.0
+"""After the end, how long the rest of the logs may take."""
+
+ABORT_GRACE_S: Final = 4.0
+"""A controller that has not ended this long after the second Ctrl-C is ended by us: its daemons notice at once."""
+
+VANISHED_S: Final = 2.0
+QUEUE_LINES: Final = 10_000
+"""A full queue makes the followers wait, and with them the controller's stream: it drops slow readers."""
+
+EXIT_INTERRUPTED: Final = 130
+EXIT_TERMINATED: Final = 143
+RED: Final = "31"
+YELLOW: Final = "33"
+QUIET_EVENTS: Final = frozenset({"commit", "stray"})
+
+
+@dataclass(frozen=True, slots=True)
+class Detached:
+    """The viewer has left; the run goes on."""
+
+
+class Viewer:
+    """One run on one terminal. ``watch`` returns the exit code, or Detached."""
+
+    def __init__(self, run: RunDir, info: ControllerInfo, terminal: Terminal, reap: Callable[[], object]) -> None:
+        """``reap`` collects the controller's exit status when it is our child, so that its end can be seen."""
+        self._run = run
+        self._info = info
+        self._terminal = terminal
+        self._reap = reap
+        self._client = ControllerClient.of(run, info)
+        self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
+        self._signals: deque[int] = deque(maxlen=16)
+        self._state: dict[str, Any] = {}
+        self._progress = Progress()
+        self._stops = 0
+        self._abort_at_s: float | None = None
+
+    def watch(self) -> int | Detached:
+        """Show the run until it ends, or until SIGHUP."""
+        followers = [
+            threading.Thread(target=self._follow, args=(path,), daemon=True, name=f"fdl{path}")
+            for path in ("/events", "/logs")
+        ]
+        with self._signals_caught():
+            for follower in followers:
+                follower.start()
+            try:
+                return self._loop(followers)
+            finally:
+                self._terminal.close()
+
+    def _loop(self, followers: list[threading.Thread]) -> int | Detached:
+        state_at_s, gone_at_s = 0.0, None
+        while True:
+            now_s = time.monotonic()
+            while self._signals:
+                if self._on_signal(self._signals.popleft()):
+                    return Detached()
+            if now_s - state_at_s >= STATE_EVERY_S:
+                state_at_s = now_s
+                self._refresh(now_s)
+            self._take_lines(POLL_S)
+            self._enforce_abort()
+            self._reap()
+            outcome = self._run.read_json("outcome.json")
+            if outcome is not None:
+                return self._ended(outcome, followers)
+            if self._is_alive():
+                gone_at_s = None
+            elif gone_at_s is None:
+                gone_at_s = now_s
+            elif now_s - gone_at_s >= VANISHED_S:
+                return self._vanished()
+
+    # ------------------------------------------------------------------------------------------------------ signals
+    @contextlib.contextmanager
+    def _signals_caught(self) -> Iterator[None]:
+        def note(number: int, _frame: FrameType | None) -> None:
+            self._signals.append(number)
+
+        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_signal(self, number: int) -> bool:
+        """Act on it; True when the viewer shall leave."""
+        if number == signal.SIGHUP:
+            return True
+        exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
+        self._stops += 1
+        if self._stops == 1:
+            self._terminal.say("fdl: stopping in order; press Ctrl-C again to end it at once")
+            self._ask(signal.Signals(number).name, abort=False, exit_code=exit_code)
+        elif self._stops == 2:
+            self._terminal.say("fdl: ending at once")
+            self._abort_at_s = time.monotonic() + ABORT_GRACE_S
+            self._ask(signal.Signals(number).name, abort=True, exit_code=exit_code)
+        return False
+
+    def _ask(self, source: str, *, abort: bool, exit_code: int) -> None:
+        def ask() -> None:
+            try:
+                self._client.stop(source, abort=abort, exit_code=exit_code)
+            except FlodlError as error:
+                self._put("note", {"text": f"fdl: the controller did not hear it: {error}"})
+
+        threading.Thread(target=ask, daemon=True, name="fdl-stop").start()
+
+    def _enforce_abort(self) -> None:
+        if self._abort_at_s is not None and time.monotonic() >= self._abort_at_s:
+            self._abort_at_s = None
+            if self._is_alive():
+                self._terminal.say("fdl: the controller does not answer; ending it")
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._info.pid, signal.SIGKILL)
+
+    # ------------------------------------------------------------------------------------------------------ streams
+    def _follow(self, path: str) -> None:
+        cursor = 0
+        while True:
+            try:
+                for line in self._client.follow(path, {"cursor": cursor, "follow": 1}):
+                    cursor = int(line.get("cursor", line.get("seq", cursor)))
+                    self._put(path, line)
+            except (FlodlError, ValueError, TypeError):
+                pass
+            if not self._is_alive() or self._run.outcome_json.exists():
+                return
+            time.sleep(POLL_S)
+
+    def _put(self, kind: str, line: dict[str, Any]) -> None:
+        self._lines.put((kind, line))
+
+    def _take_lines(self, timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            try:
+                kind, line = self._lines.get(timeout=left_s)
+            except queue.Empty:
+                return
+            self._show(kind, line)
+
+    def _show(self, kind: str, line: Mapping[str, Any]) -> None:
+        match kind:
+            case "/logs":
+                self._terminal.result(log_line(line))
+            case "/events":
+                self._show_event(line)
+            case _:
+                self._terminal.say(str(line.get("text", "")))
+
+    def _show_event(self, line: Mapping[str, Any]) -> None:
+        event, detail = str(line.get("event", "")), str(line.get("detail", ""))
+        severity = line.get("severity")
+        if event == "epoch":
+            self._terminal.result(epoch_line(line.get("fields") or {}))
+        elif severity in ("critical", "warning"):
+            self._terminal.result(f"fdl: {event}: {detail}")
+        elif event not in QUIET_EVENTS:
+            self._terminal.say(f"fdl: {detail or event}")
+
+    def _refresh(self, now_s: float) -> None:
+        if not self._terminal.is_live:
+            return
+        with contextlib.suppress(FlodlError):
+            self._state = self._client.state()
+            self._terminal.show(self._progress.line(self._state, now_s))
+
+    # ---------------------------------------------------------------------------------------------------------- end
+    def _is_alive(self) -> bool:
+        return process_started(self._info.pid) == self._info.started
+
+    def _ended(self, outcome: Mapping[str, Any], followers: list[threading.Thread]) -> int:
+        deadline_s = time.monotonic() + DRAIN_S
+        while time.monotonic() < deadline_s:
+            self._take_lines(0.05)
+            if not any(follower.is_alive() for follower in followers):
+                break
+        self._take_lines(0.05)
+        self._terminal.close()
+        state = self._run.read_json("state.json") or self._state
+        colour = RED if outcome.get("status") == "failed" else ""
+        for line in describe_outcome(self._run, outcome, state):
+            self._terminal.say(f"fdl: {line}", colour)
+            colour = ""
+        return outcome_exit_code(outcome)
+
+    def _vanished(self) -> int:
+        if self._stops >= 2:
+            return EXIT_INTERRUPTED
+        self._terminal.say(
+            f"fdl: the controller (pid {self._info.pid}) has vanished without a word; its hosts stop by themselves\n"
+            f"fdl: its log: {self._run.logs / 'controller.log'}",
+            RED,
+        )
+        return 1

@@ -1,0 +1,57 @@
+"""``fdl stop``: asks the controller; waits until the run has ended."""
+
+import sys
+import time
+from typing import Final
+
+import click
+
+from flodl.errors import ConfigError, DeadlineExceeded
+from flodl.launch import rundir
+from flodl.launch.control import ControllerClient
+from flodl.launch.rundir import RunDir
+
+EXIT_TERMINATED: Final = 143
+ABORT_WAIT_S: Final = 15.0
+EXTRA_WAIT_S: Final = 90.0
+"""On top of the stop grace: the last round, the final state, the hosts' farewell."""
+
+POLL_S: Final = 0.1
+
+
+@click.command("stop", short_help="end a run")
+@click.argument("run", required=False)
+@click.option("-x", "--abort", is_flag=True, help="At once: no last round, nothing is kept.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def command(run: str | None, abort: bool, yes: bool) -> int:
+    """End a run in order: one more round, then every rank on every host stops.
+
+    RUN is a run's id, its beginning, or its name; default: the latest live run.
+    """
+    chosen = rundir.find(run, must_be_live=True)
+    label = f"{chosen.run_id} ({rundir.run_name(chosen)})"
+    if abort and not yes and sys.stdin.isatty():
+        click.confirm(f"End run {label} at once?", abort=True, err=True)
+    info = chosen.controller()
+    if info is None:
+        raise ConfigError(f"run {label} has not started yet")
+    phase = ControllerClient.of(chosen, info).stop("fdl stop", abort=abort, exit_code=EXIT_TERMINATED)
+    click.echo(f"fdl: run {label} is {'ending at once' if abort else 'stopping in order'} (it was {phase})", err=True)
+    _wait(chosen, label, ABORT_WAIT_S if abort else EXTRA_WAIT_S + _grace_s(chosen))
+    click.echo(f"fdl: run {label} has ended", err=True)
+    return 0
+
+
+def _wait(run: RunDir, label: str, timeout_s: float) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while run.is_live():
+        if time.monotonic() >= deadline_s:
+            raise DeadlineExceeded(
+                f"run {label} has not ended within {timeout_s:g} s; at once: fdl stop -x {run.run_id}"
+            )
+        time.sleep(POLL_S)
+
+
+def _grace_s(run: RunDir) -> float:
+    grace = (run.read_json("run.json") or {}).get("stop_timeout_s", 30.0)
+    return float(grace) if isinstance(grace, (int, float)) else 30.0

@@ -1,0 +1,95 @@
+"""``fdl``: a click group that imports a command's module only when that command runs.
+
+Errors of flodl end with one message on stderr and the exit code of their class; ``FDL_TRACEBACK=1`` shows where they
+came from.
+"""
+
+import importlib
+import os
+import sys
+from typing import Final
+
+import click
+
+COMMANDS: Final = {
+    "config": "validate, show and describe the cluster file",
+    "launch": "train a script on this machine or on a cluster",
+    "status": "show a run's phase, hosts, ranks, rates and shares",
+    "stop": "end a run in order, or at once",
+    "tail": "show the logs of a run's ranks, wherever they run",
+}
+"""Every command with its line in ``fdl --help``, which must not import them."""
+
+
+class LazyGroup(click.Group):
+    """Finds commands by name in ``flodl_cli.commands``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, sorted."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import the command's module."""
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = importlib.import_module(f"flodl_cli.commands.cmd_{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List them from ``COMMANDS``, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name near commands for one that does not exist."""
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            import difflib  # only for this message
+
+            near = difflib.get_close_matches(args[0], COMMANDS, 1)
+            hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from flodl import __version__
+
+        click.echo(f"fdl {__version__}")
+        ctx.exit()
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it and exit."
+)
+def cli() -> None:
+    """Data-parallel training on the machines you have."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """The console script's entry point; always ends by SystemExit."""
+    from flodl.errors import FlodlError
+
+    try:
+        code = cli.main(args=argv, prog_name="fdl", standalone_mode=False)
+    except FlodlError as error:
+        if os.environ.get("FDL_TRACEBACK"):
+            raise
+        click.echo(f"fdl: {error}", err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its end
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()
