@@ -77,8 +77,8 @@ def _findings_of(error: ErrorDetails) -> Iterable[Finding]:
         # The rules across workers were judged before, with names resolved.
         inner: list[Finding] = context["findings"] if path != ("cluster",) else []
         for one in inner:
-            fix = one.fix or _fix_found(_dig(error["input"], one.path), path)
-            yield Finding((*path, *one.path), one.expected, fix, one.read, one.at_key)
+            fix = "" if one.at_key else _fix_found(_dig(error["input"], one.path), path, one.expected)
+            yield Finding((*path, *one.path), one.expected, one.fix or fix, one.read, one.at_key)
     elif error["type"] == "missing":
         keys = ", ".join(f"`{key}`" for key in keys_at(path[:-1]))
         yield Finding(
@@ -133,17 +133,17 @@ def _fix(kind: str, value: object, path: KeyPath) -> str:
             return _warn(value)
 
 
-def _fix_found(value: object, path: KeyPath) -> str:
+def _fix_found(value: object, path: KeyPath, expected: str) -> str:
+    if expected == "text":
+        return _fix_text(value)
     if isinstance(value, Trap) and path[-1] in ("host", "advertise"):
-        return _fix_text(value) if _host(value.text) or not value.text else _warn(value)
+        return _fix_text(value) if _host(value.text) else _warn(value)
     return _fix_number(value) if isinstance(value, (Trap, str)) else ""
 
 
 def _fix_text(value: object) -> str:
     if isinstance(value, Trap):
-        return (
-            f'{_warn(value)}; put it in quotes: "{value.text}"' if value.text else f"{_warn(value)}; leave the key out"
-        )
+        return _warn(value) + (f'; put it in quotes: "{value.text}"' if value.text else "")
     if isinstance(value, (int, float)):
         return "put it in quotes"
     if isinstance(value, tuple):
@@ -170,7 +170,13 @@ def _fix_bool(value: object) -> str:
 
 
 def _warn(value: object) -> str:
-    return f"YAML readers take `{value.text}` for {value.reads_as}" if isinstance(value, Trap) else ""
+    if not isinstance(value, Trap):
+        return ""
+    return (
+        f"YAML readers take `{value.text}` for {value.reads_as}"
+        if value.text
+        else "write a value, or leave the key out"
+    )
 
 
 # ------------------------------------------------------------------------------------------- rules over raw workers
