@@ -45,6 +45,7 @@ class LaunchOptions:
     dry_run: bool = False
     preflight: bool = True
     stop_timeout_s: float = 30.0
+    spawns_head: bool = True
 
 
 @dataclass(slots=True)
@@ -105,6 +106,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         local_names=local_names(),
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
+        spawns_head=options.spawns_head,
     )
 
 

@@ -82,7 +82,8 @@ class RunSpec:
 
     ``python``, ``cwd`` and ``script`` are the head's, on this machine. ``env`` is added for the head and for every
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
-    ``port`` 0 lets the system choose.
+    ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
+    ``spawns_head`` is False where the head is the process that launched the run (auto-promotion).
     """
 
     schema: int
@@ -101,6 +102,8 @@ class RunSpec:
     on_disconnect_s: float
     stop_timeout_s: float
     join: JoinPlan
+    cluster_file: str = ""
+    spawns_head: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class LaunchRequest:
     local_names: frozenset[str]
     name: str = ""
     stop_timeout_s: float = 30.0
+    spawns_head: bool = True
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -161,6 +165,8 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.join_timeout,
             controller.join.max_join_timeout,
         ),
+        cluster_file=spec.source.file,
+        spawns_head=request.spawns_head,
     )
 
 
