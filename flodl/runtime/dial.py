@@ -1,0 +1,149 @@
+"""The connecting side: try every address of the controller, prove the token, hand over the open connection."""
+
+import asyncio
+import errno
+import os
+import secrets
+import socket
+from dataclasses import dataclass, field
+from typing import Final
+
+import flodl
+from flodl.config.address import format_address
+from flodl.errors import HostUnreachable, JoinRefused, RemoteProtocolError
+from flodl.runtime.greeting import converse
+from flodl.runtime.streams import ConnectionLost, FramedStream, configure_tcp
+from flodl.wire.codec import Vocabulary, encode
+from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
+from flodl.wire.handshake import NONCE_BYTES, Channel, ClientHandshake, FromAccepting, Peer, Role
+
+RESOLVE_S: Final = 10.0
+"""Longest look-up of a name: two tries of the usual resolver."""
+
+CONNECT_S: Final = 5.0
+"""Longest try at one address: two lost SYNs; a host that needs longer cannot train with us."""
+
+HANDSHAKE_S: Final = 10.0
+"""Longest handshake; the accepting side gives up after as long."""
+
+_CHECK_REMEDY: Final = "check that the controller runs there and that no firewall drops its port"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who dials, and the run's secret. ``host`` is the dialing host's name in the roster."""
+
+    run_id: str
+    token: bytes = field(repr=False)
+    role: Role
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class Controller:
+    """Where the controller listens, as configured."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return format_address(self.host, self.port)
+
+
+async def connect_control(controller: Controller, identity: Identity, allowed: Vocabulary) -> tuple[FramedStream, str]:
+    """Open a control connection.
+
+    Returns:
+        The stream, on which ``allowed`` messages may come, and the local address that reached the controller.
+
+    Raises:
+        HostUnreachable: stage resolve, connect or join, with every address that was tried.
+        JoinRefused: the controller refused us, or could not prove that it holds the run's token.
+    """
+    sock, decoder, payloads = await _open(controller, identity, Channel.CONTROL)
+    local: str = sock.getsockname()[0]
+    peer = f"controller {controller}"
+    return await FramedStream.over(sock, peer, allowed, decoder=decoder, payloads=payloads), local
+
+
+async def connect_bulk(controller: Controller, identity: Identity) -> tuple[socket.socket, str]:
+    """Open a bulk connection.
+
+    Returns:
+        A blocking socket for a thread's ``BlockingFrames``, and the local address that reached the controller.
+
+    Raises:
+        HostUnreachable: as ``connect_control``.
+        JoinRefused: as ``connect_control``.
+    """
+    sock, decoder, payloads = await _open(controller, identity, Channel.BULK)
+    if payloads or decoder.buffered_bytes:
+        sock.close()
+        raise HostUnreachable(str(controller), "join", "it sent more than the handshake on a bulk connection")
+    local: str = sock.getsockname()[0]
+    sock.setblocking(True)
+    return sock, local
+
+
+async def _open(
+    controller: Controller, identity: Identity, channel: Channel
+) -> tuple[socket.socket, FrameDecoder, list[bytes]]:
+    sock = await _dial(controller)
+    try:
+        peer = Peer(identity.role, channel, identity.host, flodl.__version__)
+        handshake = ClientHandshake(identity.token, identity.run_id, secrets.token_bytes(NONCE_BYTES), peer)
+        decoder = FrameDecoder(PRE_AUTH_FRAME_BYTES, expect_preamble=False)
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                hello = b"".join(frame(encode(word)) for word in handshake.start())
+                await asyncio.get_running_loop().sock_sendall(sock, PREAMBLE + hello)
+                payloads = await converse(sock, decoder, handshake, FromAccepting)
+        except TimeoutError:
+            reason = f"no answer to the handshake within {HANDSHAKE_S:g} s"
+            raise HostUnreachable(str(controller), "join", reason, _CHECK_REMEDY) from None
+        except (ConnectionLost, RemoteProtocolError, OSError) as error:
+            raise HostUnreachable(str(controller), "join", str(error), _CHECK_REMEDY) from error
+        if not handshake.done:
+            raise JoinRefused(f"controller {controller}: {handshake.refusal}")
+        return sock, decoder, payloads + decoder.raise_limit(FRAME_BYTES)
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _dial(controller: Controller) -> socket.socket:
+    """Connect to the first address that answers, in the resolver's order."""
+    failures = []
+    for family, sockaddr in await _resolve(controller):
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.get_running_loop().sock_connect(sock, sockaddr)
+            if sock.getsockname() == sock.getpeername():  # TCP met itself: nobody listens there
+                raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+            configure_tcp(sock)
+            return sock
+        except TimeoutError:
+            failures.append(f"{sockaddr[0]!s}: no answer within {CONNECT_S:g} s")
+        except OSError as error:
+            failures.append(f"{sockaddr[0]!s}: {os.strerror(error.errno) if error.errno else error}")
+        except BaseException:
+            sock.close()
+            raise
+        sock.close()
+    raise HostUnreachable(str(controller), "connect", "; ".join(failures), _CHECK_REMEDY)
+
+
+async def _resolve(controller: Controller) -> list[tuple[int, tuple[str | int | bytes, ...]]]:
+    loop = asyncio.get_running_loop()
+    remedy = "use a name that this host resolves, or an IP address (`controller.advertise`)"
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await loop.getaddrinfo(controller.host, controller.port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        reason = f"no answer from the resolver within {RESOLVE_S:g} s"
+        raise HostUnreachable(str(controller), "resolve", reason, remedy) from None
+    except (OSError, UnicodeError) as error:
+        raise HostUnreachable(str(controller), "resolve", str(error), remedy) from error
+    return list(dict.fromkeys((int(family), sockaddr) for family, _, _, _, sockaddr in found))
