@@ -7,10 +7,12 @@ last window of an epoch the plans add up to exactly what is left.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from flodl.core.elche import ElChe
 from flodl.core.pool import Pool
 from flodl.core.tail import allocate
+from flodl.errors import InvariantViolation
 from flodl.ids import Grant, RankId, Version
 from flodl.messages import CadenceSettings, WindowPlan
 
@@ -19,6 +21,15 @@ AHEAD_BATCHES = 2
 
 SYNC_LEAD_BATCHES = 16
 """Steps a fast rank may do in one sync round without ``max_batch_diff``; bounds its lease, not the mode's semantics."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """Steps of one window, and the batches that the rank should hold a lease of when it starts."""
+
+    least: int
+    most: int
+    hold: int
 
 
 class Dispatch:
@@ -31,33 +42,43 @@ class Dispatch:
     def plan(
         self, version: Version, live: Sequence[RankId], elche: ElChe, pool: Pool, epoch_batches: int
     ) -> dict[RankId, WindowPlan]:
-        """One plan for each of ``live``, in rank order. Leases what it grants."""
+        """One plan for each of ``live``, in rank order. Leases what it grants.
+
+        Raises:
+            InvariantViolation: samples are left and nobody would train any of them.
+        """
         held = {rank: pool.held_batches(rank) for rank in live}
         bounds = (
             self._sync_bounds(live, held, pool)
             if self._settings.mode.is_sync
             else self._cadence_bounds(live, held, elche, pool, epoch_batches)
         )
-        ahead = self._ahead(bounds, held, pool)
-        return {rank: self._grant(rank, version, bounds[rank], held[rank], ahead, pool) for rank in live}
+        plans = {rank: self._grant(rank, version, bounds[rank], held[rank], pool) for rank in live}
+        if not any(plan.max_steps for plan in plans.values()):
+            raise InvariantViolation(f"{pool.remaining_batches} batches are left and no rank of {live} may train them")
+        return plans
 
     def _cadence_bounds(
         self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, pool: Pool, epoch_batches: int
-    ) -> dict[RankId, tuple[int, int]]:
+    ) -> dict[RankId, _Bounds]:
         planned = elche.plan(epoch_batches)
         counts = {rank: planned[rank] for rank in live}
-        return {rank: (count, count) for rank, count in allocate(pool.remaining_batches, counts, held).items()}
+        window = allocate(pool.remaining_batches, counts, held)
+        is_far = pool.remaining_batches >= 2 * sum(window.values()) + 2 * AHEAD_BATCHES * len(live)
+        ahead = AHEAD_BATCHES if is_far else 0
+        return {rank: _Bounds(count, count, count + ahead) for rank, count in window.items()}
 
-    def _sync_bounds(
-        self, live: Sequence[RankId], held: Mapping[RankId, int], pool: Pool
-    ) -> dict[RankId, tuple[int, int]]:
+    def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], pool: Pool) -> dict[RankId, _Bounds]:
         remaining = pool.remaining_batches
         if set(self._shares) != set(live) or sum(self._shares.values()) != remaining:
             equal = -(-remaining // len(live))
             self._shares = allocate(remaining, dict.fromkeys(live, max(1, equal)), held)
         lead = self._settings.max_batch_diff
         most = SYNC_LEAD_BATCHES if lead is None else 1 + lead
-        return {rank: (min(1, share), min(most, share)) for rank, share in self._shares.items()}
+        return {
+            rank: _Bounds(min(1, share), min(most, share), min(most + AHEAD_BATCHES, share))
+            for rank, share in self._shares.items()
+        }
 
     def settle(self, steps: Mapping[RankId, int]) -> None:
         """The window ended with these steps done: sync shares shrink by them."""
@@ -66,18 +87,9 @@ class Dispatch:
                 self._shares[rank] -= done
 
     @staticmethod
-    def _ahead(bounds: Mapping[RankId, tuple[int, int]], held: Mapping[RankId, int], pool: Pool) -> int:
-        """Batches to lease beyond the window: none where the epoch's tail is near."""
-        window = sum(most for _, most in bounds.values())
-        return AHEAD_BATCHES if pool.remaining_batches >= 2 * window + 2 * AHEAD_BATCHES * len(bounds) else 0
-
-    @staticmethod
-    def _grant(
-        rank: RankId, version: Version, bounds: tuple[int, int], held: int, ahead: int, pool: Pool
-    ) -> WindowPlan:
-        least, most = bounds
-        wanted = most + ahead - held
+    def _grant(rank: RankId, version: Version, bounds: _Bounds, held: int, pool: Pool) -> WindowPlan:
+        wanted = bounds.hold - held
         grant = pool.lease(rank, wanted) if wanted > 0 else None
         grants: tuple[Grant, ...] = () if grant is None else (grant,)
-        most = min(most, pool.held_batches(rank))
-        return WindowPlan(rank, version, min(least, most), most, grants)
+        most = min(bounds.most, pool.held_batches(rank))
+        return WindowPlan(rank, version, min(bounds.least, most), most, grants)

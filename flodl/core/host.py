@@ -302,7 +302,8 @@ class HostCore:
             self._beat_s = now_s + self._settings.heartbeat_s
             actions.append(SendController(self._beat(now_s)))
         silence_s = now_s - self._controller_heard_s
-        if self.state is HostState.SERVING and silence_s >= self._settings.on_disconnect_s:
+        silent_at_s = self._controller_heard_s + self._settings.on_disconnect_s
+        if self.state is HostState.SERVING and self._has_controller and now_s >= silent_at_s:
             actions += self._on_controller_gone(f"the controller has been silent for {silence_s:.0f} s", now_s)
         if self._kill_s is not None and now_s >= self._kill_s:
             self._kill_s = None

@@ -13,7 +13,7 @@ from flodl.ids import HostName, RankId
 
 @dataclass(frozen=True, slots=True)
 class LivenessSettings:
-    """All in seconds: the period of beats, and the silence after which a peer is suspect, dead, or stuck in start-up."""
+    """In seconds: the period of beats, and the silence after which a peer is suspect, dead, or stuck in start-up."""
 
     heartbeat_s: float = 1.0
     suspect_s: float = 10.0
@@ -94,7 +94,7 @@ class Liveness:
         changed: list[PulseChanged] = []
         for peer in (*self._hosts.values(), *self._ranks.values()):
             silent_s = now_s - peer.heard_s
-            pulse = self._pulse(peer, silent_s)
+            pulse = self._pulse(peer, now_s)
             if pulse is not peer.pulse:
                 peer.pulse = pulse
                 changed.append(PulseChanged(peer.host, peer.rank, pulse, silent_s))
@@ -126,14 +126,15 @@ class Liveness:
         peer = self._hosts.get(host)
         return None if peer is None else peer.pulse
 
-    def _pulse(self, peer: _Peer, silent_s: float) -> Pulse:
+    def _pulse(self, peer: _Peer, now_s: float) -> Pulse:
+        # the same sums as in next_deadline_s: a difference may round to just below the limit, and tick for ever
         if peer.pulse is Pulse.DEAD:
             return Pulse.DEAD
         if peer.is_starting:
-            return Pulse.DEAD if silent_s >= self._settings.startup_s else Pulse.ALIVE
-        if silent_s >= self._settings.dead_s:
+            return Pulse.DEAD if now_s >= peer.heard_s + self._settings.startup_s else Pulse.ALIVE
+        if now_s >= peer.heard_s + self._settings.dead_s:
             return Pulse.DEAD
-        return Pulse.SUSPECT if silent_s >= self._settings.suspect_s else Pulse.ALIVE
+        return Pulse.SUSPECT if now_s >= peer.heard_s + self._settings.suspect_s else Pulse.ALIVE
 
     def _limit_s(self, peer: _Peer) -> float:
         if peer.is_starting:

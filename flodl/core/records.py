@@ -1,4 +1,4 @@
-"""What one epoch amounted to, summed over committed windows only: a loss that nobody's weights contain does not count."""
+"""What one epoch amounted to, over committed windows only: a loss that nobody's weights contain does not count."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

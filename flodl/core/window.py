@@ -92,10 +92,9 @@ class JoinWindow:
         enough = 0 < self._settings.min_rank_start <= len(self.devices())
         if waiting == 0:
             return Verdict.START if enough else Verdict.FAIL
-        waited_s = now_s - self._opened_s
-        if waited_s >= self._settings.join_timeout_s and enough:
+        if enough and now_s >= self._opened_s + self._settings.join_timeout_s:
             return Verdict.START
-        if waited_s >= self._settings.max_join_timeout_s:
+        if now_s >= self._opened_s + self._settings.max_join_timeout_s:
             return Verdict.FAIL
         return Verdict.WAIT
 
