@@ -44,7 +44,8 @@ check: $(READY)
 
 # Own tests only: a line of the core that only a test of another room reaches counts as uncovered.
 coverage: $(READY)
-	$(BIN)/python -m pytest -q -n 2 $(OWN_TESTS) --cov --cov-report=term-missing
+	@mkdir -p build/coverage
+	COVERAGE_FILE=build/coverage/own $(BIN)/python -m pytest -q -n 2 $(OWN_TESTS) --cov --cov-report=term-missing
 
 # Alone on the machine, one after another: these start processes and measure time. The summary ends the output.
 tests: $(READY)
