@@ -94,6 +94,15 @@ def test_training_spends_grants_in_order() -> None:
     assert pool.merge(0) == (Span(0, 20), Span(40, 10))
 
 
+def test_training_may_spend_many_grants_at_once() -> None:
+    pool = Pool(epoch=0, size=100, batch_size=10, merge_single_tail=False)
+    for _ in range(5):
+        pool.lease(0, 1)
+    pool.train(0, 40)
+    assert (pool.trained_samples(0), pool.held_batches(0)) == (40, 1)
+    pool.check()
+
+
 def test_training_to_the_end_of_a_grant_leaves_the_next_one_whole() -> None:
     pool = Pool(epoch=0, size=43, batch_size=10, merge_single_tail=False)
     pool.lease(0, 2)

@@ -46,6 +46,7 @@ def test_largest_remainders_get_what_does_not_divide() -> None:
 
 
 def test_equal_remainders_go_to_the_fast_then_to_the_lower_rank() -> None:
+    assert allocate(6, {0: 2, 1: 6}) == {0: 0, 1: 6}  # 1.5 and 4.5, then the single moves
     assert allocate(10, {0: 2, 1: 6, 2: 6, 3: 2}) == {0: 2, 1: 4, 2: 4, 3: 0}
 
 
@@ -76,6 +77,7 @@ def test_held_batches_stay_where_they_are_in_the_tail() -> None:
 
 def test_what_is_held_pushes_others_below_their_held_share_no_further() -> None:
     assert allocate(12, {0: 10, 1: 10, 2: 10}, {0: 7, 1: 3}) == {0: 7, 1: 3, 2: 2}
+    assert allocate(12, {0: 10, 1: 10, 2: 10}, {0: 6, 1: 4}) == {0: 6, 1: 4, 2: 2}
 
 
 def test_rank_that_becomes_pinned_by_anothers_holding_keeps_what_it_holds() -> None:
@@ -100,7 +102,11 @@ def test_held_single_is_not_helped_by_a_peer_that_holds_all_it_has() -> None:
 
 
 def test_peer_that_gives_one_of_two_gives_both() -> None:
-    assert allocate(3, {0: 2, 1: 2}, {0: 1}) == {0: 3, 1: 0}
+    assert allocate(3, {0: 2, 1: 6}, {0: 1}) == {0: 3, 1: 0}
+
+
+def test_held_single_is_helped_by_a_peer_that_keeps_two() -> None:
+    assert allocate(4, {0: 1, 1: 20}, {0: 1, 1: 2}) == {0: 2, 1: 2}
 
 
 def test_held_singles_share_a_pair() -> None:
