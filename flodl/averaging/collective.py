@@ -21,7 +21,7 @@ import torch.distributed
 
 from flodl.averaging.store import ControlStore, StoreCall
 from flodl.averaging.store_table import group_prefix
-from flodl.errors import FlodlError, LocalProtocolError
+from flodl.errors import LocalProtocolError
 from flodl.ids import Incarnation, RankId
 from flodl.messages import Layout
 
@@ -177,7 +177,7 @@ class CollectivePlane:
                 store = _dist.PrefixStore(prefix, self._store)
                 build = _build_nccl if self._device.type == "cuda" else _build_gloo
                 group = build(store, place, size, timeout_s, self._device, self._address)
-        except (RuntimeError, ValueError, OSError, FlodlError) as reason:
+        except Exception as reason:  # whatever ended it, the controller must hear of it
             error = f"{type(reason).__name__}: {reason}"
         with self._lock:
             is_wanted = generation == self._generation

@@ -66,6 +66,8 @@ class ControlStore(Store):
         """Delete one key; returns whether it was there."""
         return self._call("delete", (key,), (), 0, REPLY_GRACE_S)[0]
 
+    deleteKey = delete_key  # noqa: N815  torch's C++ code looks for this name
+
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
         """Write ``desired`` if ``expected`` stands there; returns what stands there afterwards."""
         return self._write("compare_set", (key,), (_bytes(expected), _bytes(desired)))[0][0]
