@@ -177,7 +177,7 @@ class CollectivePlane:
                 store = _dist.PrefixStore(prefix, self._store)
                 build = _build_nccl if self._device.type == "cuda" else _build_gloo
                 group = build(store, place, size, timeout_s, self._device, self._address)
-        except Exception as reason:  # whatever ended it, the controller must hear of it
+        except Exception as reason:  # noqa: BLE001  whatever ended it, the controller must hear of it
             error = f"{type(reason).__name__}: {reason}"
         with self._lock:
             is_wanted = generation == self._generation
