@@ -355,9 +355,10 @@ def _encrypted(paths: tuple[str, ...]) -> list[str]:
     for path in paths:
         try:
             asyncssh.read_private_key(path)
-        except asyncssh.KeyEncryptionError:
-            locked.append(path)
-        except (OSError, asyncssh.KeyImportError):
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
+            if "assphrase" in str(error):
+                locked.append(path)
+        except OSError:
             continue
     return locked
 
