@@ -90,6 +90,7 @@ def rank_findings(ranks: Sequence[tuple[int, ...] | None]) -> list[Finding]:
         return []
     findings: list[Finding] = []
     total = sum(len(own or ()) for own in ranks)
+    unused = min(set(range(total)) - {rank for own in ranks for rank in own or ()}, default=0)
     every = f"over all workers exactly 0 to {total - 1}, each once"
     owner: dict[int, int] = {}
     for index, own in enumerate(ranks):
@@ -101,7 +102,6 @@ def rank_findings(ranks: Sequence[tuple[int, ...] | None]) -> list[Finding]:
             if rank in owner:
                 findings.append(Finding(path, f"{every}; workers[{owner[rank]}] has {rank} already"))
             elif rank >= total and None not in ranks:
-                unused = min(set(range(total)) - {each for one in ranks for each in one or ()}, default=0)
                 findings.append(Finding(path, f"{every}; nobody has {unused}"))
             owner.setdefault(rank, index)
     return findings
