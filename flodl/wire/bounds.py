@@ -52,42 +52,23 @@ def bounds_fault(data: bytes, max_depth: int, max_elements: int) -> str | None:
     return None
 
 
-def _first_byte(code: int) -> tuple[int, int, int]:
-    """Kind of the value that starts with ``code``, size of what follows (a scalar, a count), count if in the byte."""
-    if code <= 0x7F or code >= 0xE0:
-        return _SCALAR, 0, 0
-    if code <= 0x8F:
-        return _MAP, 0, code & 0x0F
-    if code <= 0x9F:
-        return _ARRAY, 0, code & 0x0F
-    if code <= 0xBF:
-        return _SKIP, 0, code & 0x1F
-    return _NAMED.get(code, (_REFUSED, 0, 0))
-
-
-_NAMED: Final = {
-    0xC0: (_SCALAR, 0, 0),  # nil
-    0xC2: (_SCALAR, 0, 0),  # false
-    0xC3: (_SCALAR, 0, 0),  # true
-    0xC4: (_SKIP, 1, 0),  # bin 8
-    0xC5: (_SKIP, 2, 0),
-    0xC6: (_SKIP, 4, 0),
-    0xCA: (_SCALAR, 4, 0),  # float 32
-    0xCB: (_SCALAR, 8, 0),
-    0xCC: (_SCALAR, 1, 0),  # uint 8
-    0xCD: (_SCALAR, 2, 0),
-    0xCE: (_SCALAR, 4, 0),
-    0xCF: (_SCALAR, 8, 0),
-    0xD0: (_SCALAR, 1, 0),  # int 8
-    0xD1: (_SCALAR, 2, 0),
-    0xD2: (_SCALAR, 4, 0),
-    0xD3: (_SCALAR, 8, 0),
-    0xD9: (_SKIP, 1, 0),  # str 8
-    0xDA: (_SKIP, 2, 0),
-    0xDB: (_SKIP, 4, 0),
-    0xDC: (_ARRAY, 2, 0),  # array 16
-    0xDD: (_ARRAY, 4, 0),
-    0xDE: (_MAP, 2, 0),  # map 16
-    0xDF: (_MAP, 4, 0),
-}
-_FIRST_BYTE: Final = tuple(_first_byte(code) for code in range(256))
+# Per first byte: kind of the value, size of what follows (a scalar, a count), count where the byte holds it.
+_FIRST_BYTE: Final = (
+    *((_SCALAR, 0, 0),) * 128,  # 00–7F small integers
+    *((_MAP, 0, count) for count in range(16)),  # 80–8F
+    *((_ARRAY, 0, count) for count in range(16)),  # 90–9F
+    *((_SKIP, 0, count) for count in range(32)),  # A0–BF short strings
+    (_SCALAR, 0, 0),  # C0 nil
+    (_REFUSED, 0, 0),  # C1 never used
+    *((_SCALAR, 0, 0),) * 2,  # C2, C3 false, true
+    *((_SKIP, size, 0) for size in (1, 2, 4)),  # C4–C6 bytes
+    *((_REFUSED, 0, 0),) * 3,  # C7–C9 extensions
+    *((_SCALAR, size, 0) for size in (4, 8)),  # CA, CB floats
+    *((_SCALAR, size, 0) for size in (1, 2, 4, 8)),  # CC–CF unsigned integers
+    *((_SCALAR, size, 0) for size in (1, 2, 4, 8)),  # D0–D3 signed integers
+    *((_REFUSED, 0, 0),) * 5,  # D4–D8 extensions
+    *((_SKIP, size, 0) for size in (1, 2, 4)),  # D9–DB strings
+    *((_ARRAY, size, 0) for size in (2, 4)),  # DC, DD
+    *((_MAP, size, 0) for size in (2, 4)),  # DE, DF
+    *((_SCALAR, 0, 0),) * 32,  # E0–FF small negative integers
+)

@@ -106,7 +106,6 @@ def record_plan(cls: type) -> RecordPlan:
     return RecordPlan(cls, tuple((each.name, _plan(hints[each.name])) for each in fields(cls)))
 
 
-@cache
 def _plan(annotation: typing.Any) -> Plan:
     if annotation in _SCALARS:
         return _SCALARS[annotation]

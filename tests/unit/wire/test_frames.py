@@ -74,6 +74,12 @@ def test_accepting_side_takes_the_preamble_once():
 
 
 @pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"\xc1FDL2", b"\xc1X", b"\x00"])
+def test_a_frame_that_comes_with_the_preamble_is_returned_at_once():
+    decoder = FrameDecoder(100, expect_preamble=True)
+
+    assert decoder.feed(PREAMBLE + frame(b"hello")) == [b"hello"]
+
+
 def test_wrong_preamble_is_refused_at_its_first_wrong_byte(start):
     decoder = FrameDecoder(100, expect_preamble=True)
 
@@ -122,6 +128,7 @@ def test_raised_limit_lets_a_frame_pass_that_came_with_the_last_short_one():
     assert decoder.feed(frame(b"welcome") + frame(b"x" * 11)) == [b"welcome"]
 
     assert decoder.raise_limit(11) == [b"x" * 11]
+    assert decoder.buffered_bytes == 0
     with pytest.raises(RemoteProtocolError, match=r"expected 1 to 11$"):
         decoder.feed(frame(b"x" * 12))
 

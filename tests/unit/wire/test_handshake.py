@@ -112,6 +112,14 @@ def test_the_proofs_are_an_hmac_over_the_length_prefixed_transcript():
     assert len(answer.proof) == PROOF_BYTES
 
 
+def test_without_tls_the_channel_binding_is_empty():
+    server, client = ServerHandshake(TOKEN, "run-1", SERVER_NONCE, "0.1.0"), make_client(binding=b"")
+    bound_server, plain_client = make_server(binding=b""), ClientHandshake(TOKEN, "run-1", CLIENT_NONCE, ALICE)
+
+    assert isinstance(answer_of(client, server), Answer)
+    assert isinstance(answer_of(plain_client, bound_server), Answer)
+
+
 def test_client_with_a_wrong_token_finds_the_server_wrong_and_says_so():
     server, client = make_server(), make_client(token=OTHER_TOKEN)
 
@@ -251,7 +259,7 @@ def test_host_names_that_are_no_file_names_are_refused_on_both_sides(host):
         make_client(peer=replace(ALICE, host=host))
 
 
-@pytest.mark.parametrize("host", ["h", "h" * 253, "node-1.example.org", "::1", "rechner-ä"])
+@pytest.mark.parametrize("host", ["h", "H" * 253, "X1", "node-1.example.org", "::1", "rechner-ä"])
 def test_usual_host_names_are_served(host):
     server = make_server()
 
