@@ -101,6 +101,7 @@ class _OpenRound:
     order: OpenRound
     written: dict[RankId, None] = field(default_factory=dict)
     reduced: dict[RankId, None] = field(default_factory=dict)
+    is_reducing: bool = False
 
 
 class HostCore:
@@ -249,7 +250,7 @@ class HostCore:
             return []
         local.is_running = False
         by_us = local.ended_by_us or local.is_finished
-        return [SendController(RankExited(event.rank, event.code, event.signal, by_us))]
+        return [SendController(RankExited(event.rank, event.code, event.signal, by_us)), *self._reduce_slices()]
 
     def update_memory(self, rss_bytes: Mapping[RankId, int]) -> None:
         """What the shell measured of the ranks' resident memory, for the next beat."""
@@ -263,9 +264,18 @@ class HostCore:
         if current is None:
             return []
         current.written[rank] = None
-        ranks = current.order.ranks
-        if len(current.written) < len(ranks):
+        return self._reduce_slices()
+
+    def _reduce_slices(self) -> list[HostAction]:
+        """Once all is written, and nobody who is out of the round can still write into the shared memory."""
+        current = self._round
+        if current is None or current.is_reducing or len(current.written) < len(current.order.ranks):
             return []
+        outsiders = [rank for rank in self._running() if rank not in current.order.ranks]
+        if outsiders:
+            return [KillRankTree(rank) for rank in outsiders]
+        current.is_reducing = True
+        key, ranks = current.order.key, current.order.ranks
         slots = tuple(self._ranks[each].spec.local_rank for each in ranks)
         return [SendRank(each, ReduceSlice(each, key, index, len(ranks), slots)) for index, each in enumerate(ranks)]
 

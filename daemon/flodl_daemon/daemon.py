@@ -1,0 +1,274 @@
+"""The daemon's shell around HostCore: sockets and processes become events, actions become work."""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import os
+import platform
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Final, assert_never
+
+import psutil
+
+import flodl
+from flodl.averaging.shared import SharedPlane
+from flodl.config.address import split_address
+from flodl.core import actions as act
+from flodl.core import events as ev
+from flodl.core.host import HostCore, HostSettings
+from flodl.errors import HostUnreachable, PeerLost, ProtocolError
+from flodl.ids import RankId
+from flodl.launch.bootstrap import Bootstrap
+from flodl.messages import Device, HostHello, LogChunk, StopHost, ToDaemon
+from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
+from flodl.runtime.driver import Driver
+from flodl.runtime.processes import OrphanReaper, become_subreaper, create_memfd
+from flodl.runtime.spool import LogSpool
+from flodl.runtime.streams import FramedStream
+from flodl.wire.handshake import Role
+from flodl_daemon.bulk import BulkLink
+from flodl_daemon.devices import offered
+from flodl_daemon.rank_process import RankProcess
+
+DIAL_S: Final = 60.0
+"""How long a new daemon looks for its controller before it gives up."""
+
+REDIAL_S: Final = 0.5
+LOG_PIECE_BYTES: Final = 64 * 1024
+LOG_WAITING_BYTES: Final = 256 * 1024
+"""Log bytes that may wait on the control connection: a heartbeat behind them leaves within a fraction of a second."""
+
+LOG_PAUSE_S: Final = 0.02
+LAST_LOGS_S: Final = 10.0
+"""How long the ranks' last output may take to leave before the daemon goes without."""
+
+SWEEP_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(given: Bootstrap) -> int:
+    """Serve one run on this host; returns the daemon's exit code.
+
+    Raises:
+        ConfigError: the devices that were asked for are not there.
+        HostUnreachable: the controller cannot be reached.
+        JoinRefused: the controller refused us.
+    """
+    become_subreaper()
+    devices = offered(given.devices, given.host)
+    identity = Identity(given.run_id, bytes.fromhex(given.token), Role.DAEMON, given.host)
+    stream, bulk_sock, address = await _dial(given, identity)
+    daemon = Daemon(given, stream, bulk_sock, address)
+    stream.send(_hello(given.host, devices, address))
+    return await daemon.run()
+
+
+async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, socket.socket, str]:
+    """The first controller address that answers; all of them again until ``DIAL_S`` has passed."""
+    deadline_s = time.monotonic() + DIAL_S
+    while True:
+        errors = []
+        for candidate in given.controllers:
+            controller = Controller(*split_address(candidate, 0))
+            try:
+                stream, address = await connect_control(controller, identity, ToDaemon)
+                bulk_sock, _ = await connect_bulk(controller, identity)
+                return stream, bulk_sock, address
+            except HostUnreachable as error:
+                errors.append(error)
+        if time.monotonic() > deadline_s:
+            raise errors[0]
+        await asyncio.sleep(REDIAL_S)
+
+
+def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
+    return HostHello(
+        host=host,
+        pid=os.getpid(),
+        machine_id=_machine_id(),
+        address=address,
+        devices=devices,
+        cores=len(os.sched_getaffinity(0)),
+        python=platform.python_version(),
+        torch=_version("torch"),
+        flodl=flodl.__version__,
+    )
+
+
+def _machine_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/etc/machine-id").read_text("ascii").strip()
+    return socket.gethostname()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+class Daemon:
+    """One host of one run; see the module docstring."""
+
+    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_sock: socket.socket, address: str) -> None:
+        self._given = given
+        self._stream = stream
+        self._bulk_sock = bulk_sock
+        self._address = address
+        self._clock = MonotonicClock()
+        settings = HostSettings(given.host, given.liveness.heartbeat_s, given.on_disconnect_s, given.stop_timeout_s)
+        self._core = HostCore(settings, self._clock.now_s())
+        self._driver: Driver[ev.HostEvent, act.HostAction] = Driver(
+            self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
+        )
+        self._plane_fd = create_memfd("flodl-plane")
+        self._ranks: dict[RankId, RankProcess] = {}
+        self._bulk: BulkLink | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._shipping: list[asyncio.Task[None]] = []
+        self._exit_code = 0
+
+    async def run(self) -> int:
+        """Serve until the core leaves."""
+        self._watch_signals()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                services = [
+                    tasks.create_task(self._hear_controller(), name="controller"),
+                    tasks.create_task(self._sweep(), name="sweep"),
+                ]
+                await self._driver.run()
+                await self._stream.close()
+                for service in (*services, *self._shipping):
+                    service.cancel()
+        finally:
+            if self._bulk is not None:
+                self._bulk.close()
+            else:
+                self._bulk_sock.close()
+            for process in self._ranks.values():
+                process.close()
+            os.close(self._plane_fd)
+        return self._exit_code
+
+    # ------------------------------------------------------------------------------------------------------- events
+    async def _hear_controller(self) -> None:
+        try:
+            while True:
+                message = await self._stream.receive()
+                await self._driver.put(ev.ControllerSaid(message))  # type: ignore[arg-type]  # ToDaemon is all it allows
+        except (PeerLost, ProtocolError) as error:
+            self._driver.post(ev.ControllerDropped(str(error)))
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(number, self._stop_host, number.name, self._given.stop_timeout_s)
+        warden_fd = int(os.environ.get("FLODL_WARDEN_FD", "-1"))
+        if warden_fd >= 0:
+            os.set_inheritable(warden_fd, False)
+            loop.add_reader(warden_fd, self._on_warden_end, warden_fd)
+
+    def _on_warden_end(self, warden_fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(warden_fd)
+        self._stop_host("the end of its warden", 3.0)
+
+    def _stop_host(self, source: str, grace_s: float) -> None:
+        self._driver.post(ev.ControllerSaid(StopHost(f"the daemon was stopped by {source}", grace_s)))
+
+    async def _sweep(self) -> None:
+        """Once a second: reap adopted orphans, measure the ranks' memory."""
+        reaper = OrphanReaper()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            pids = {rank: process.pid for rank, process in self._ranks.items() if process.pid is not None}
+            reaper.sweep(pids.values())
+            self._core.update_memory({rank: size for rank, pid in pids.items() if (size := _rss_bytes(pid))})
+
+    # ------------------------------------------------------------------------------------------------------ actions
+    def _execute(self, action: act.HostAction) -> None:
+        match action:
+            case act.SendController(message):
+                self._stream.send(message)
+            case act.SendRank(rank, message):
+                self._ranks[rank].send(message)
+            case act.SpawnRank():
+                self._spawn(action)
+            case act.TerminateRank(rank):
+                self._ranks[rank].terminate()
+            case act.KillRankTree(rank):
+                self._ranks[rank].kill()
+            case act.StreamSum(key, layout):
+                self._link().stream_sum(key, layout)
+            case act.CancelStream(key):
+                self._link().cancel(key)
+            case act.StreamState(rank, size_bytes):
+                self._link().stream_state(rank, size_bytes, self._ranks[rank].outbox_fd)
+            case act.ShipLogs():
+                self._task_group().create_task(self._ship_last(), name="last logs")
+            case act.Leave(reason, exit_code):
+                _log.info("leaving: %s", reason)
+                self._exit_code = exit_code
+                self._driver.stop()
+            case act.Record(_, severity, detail):
+                level = logging.ERROR if severity is act.Severity.CRITICAL else logging.WARNING
+                _log.log(level, "%s", detail)
+            case _:
+                assert_never(action)
+
+    def _spawn(self, order: act.SpawnRank) -> None:
+        process = RankProcess(order, self._given, self._plane_fd, self._address)
+        self._ranks[process.rank] = process
+        tasks = self._task_group()
+        tasks.create_task(self._live(process), name=f"rank {process.rank}")
+        if self._bulk is None:
+            plane = SharedPlane(self._plane_fd, order.local_world_size)
+            self._bulk = BulkLink(self._bulk_sock, plane, self._driver.post_threadsafe)
+            self._bulk.start()
+
+    async def _live(self, process: RankProcess) -> None:
+        living = asyncio.create_task(process.live(self._driver.post))
+        while not living.done() and not process.spools:
+            await asyncio.wait({living}, timeout=LOG_PAUSE_S)
+        for name, spool in process.spools.items():
+            self._shipping.append(self._task_group().create_task(self._ship(process.rank, name, spool)))
+        await living
+
+    def _link(self) -> BulkLink:
+        assert self._bulk is not None, "rounds and states come from ranks, and ranks come with the link"
+        return self._bulk
+
+    def _task_group(self) -> asyncio.TaskGroup:
+        assert self._tasks is not None
+        return self._tasks
+
+    # --------------------------------------------------------------------------------------------------------- logs
+    async def _ship(self, rank: RankId, name: str, spool: LogSpool) -> None:
+        offset = 0
+        while self._stream.is_open and await spool.wait_beyond(offset):
+            if self._stream.waiting_bytes > LOG_WAITING_BYTES:
+                await asyncio.sleep(LOG_PAUSE_S)
+                continue
+            data = spool.read_from(offset, LOG_PIECE_BYTES)
+            self._stream.send(LogChunk(rank, name, offset, data))
+            offset += len(data)
+
+    async def _ship_last(self) -> None:
+        if self._shipping:
+            await asyncio.wait(self._shipping, timeout=LAST_LOGS_S)
+        self._driver.post(ev.LogsShipped())
+
+
+def _rss_bytes(pid: int) -> int:
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
