@@ -18,10 +18,11 @@ FAKE_DAEMON = """
 import sys
 from flodl.launch import bootstrap, document
 given = bootstrap.read(sys.stdin.buffer)
+with open(sys.argv[1], "w") as file:
+    file.write(document.dump(given))
 sys.stdout.buffer.write(bootstrap.ready_line(given.run_id))
 sys.stdout.buffer.write(b"\\xff\\xfe after ready\\n")
 sys.stdout.buffer.flush()
-open(sys.argv[1], "w").write(document.dump(given))
 sys.stdin.buffer.read()
 """
 
@@ -103,7 +104,7 @@ class SshSite:
             stderr=asyncio.subprocess.PIPE,
             env={"PATH": "/usr/bin:/bin", "HOME": str(self.home), "SHELL": "/bin/sh"},
         )
-        feeding = asyncio.create_task(_copy(process.stdin, child.stdin))
+        feeding = asyncio.create_task(_feed(process, child))
         try:
             await asyncio.gather(_copy(child.stdout, process.stdout), _copy(child.stderr, process.stderr))
             process.exit(await child.wait())
@@ -112,6 +113,13 @@ class SshSite:
             if child.returncode is None:
                 child.kill()
                 await child.wait()
+
+
+async def _feed(process: Any, child: asyncio.subprocess.Process) -> None:
+    try:
+        await _copy(process.stdin, child.stdin)
+    except asyncssh.SignalReceived:
+        child.terminate()
 
 
 async def _copy(source: Any, sink: Any) -> None:

@@ -44,7 +44,9 @@ async def opens(spec: SshSpec) -> list[str]:
 
 
 @contextlib.asynccontextmanager
-async def answering(reply: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]) -> AsyncIterator[int]:
+async def answering(
+    reply: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[int]:
     server = await asyncio.start_server(reply, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1]
@@ -191,9 +193,7 @@ def test_closed_port_is_a_connect_failure(site: SshSite) -> None:
     assert "127.0.0.1" in error.reason
 
 
-def test_server_that_never_speaks_ends_at_the_stages_deadline(
-    site: SshSite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_server_that_never_speaks_ends_at_the_stages_deadline(site: SshSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssh_login, "HOST_KEY_TIMEOUT_S", 0.3)
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,244 @@
+"""A daemon started over ssh and here: what it is given, what may stand in the way, and who is told."""
+
+import asyncio
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flodl.errors import HostUnreachable
+from flodl.launch import document, local, running, ssh
+from flodl.launch.bootstrap import Bootstrap
+from flodl.launch.plan import HostKind, HostPlan
+from tests.unit.launch.ssh_site import SshSite, executable
+
+TIMEOUT_S = 30.0
+PORT = 4711
+
+
+def run(body: Callable[[], Awaitable[Any]]) -> Any:
+    async def limited() -> Any:
+        async with asyncio.timeout(TIMEOUT_S):
+            return await body()
+
+    return asyncio.run(limited())
+
+
+@contextlib.asynccontextmanager
+async def started(site: SshSite, host: HostPlan, bootstrap: Bootstrap, log: Path) -> AsyncIterator[ssh.SshDaemon]:
+    daemon = await ssh.start_host(host, bootstrap, log, asyncio.Semaphore(8), PORT)
+    try:
+        yield daemon
+    finally:
+        await daemon.close()
+
+
+def start_failure(site: SshSite, host: Callable[[], HostPlan], bootstrap: Bootstrap, log: Path) -> HostUnreachable:
+    async def body() -> HostUnreachable:
+        async with site.serving():
+            site.trust()
+            with pytest.raises(HostUnreachable) as caught:
+                async with started(site, host(), bootstrap, log):
+                    pass
+            return caught.value
+
+    error = run(body)
+    assert isinstance(error, HostUnreachable)
+    return error
+
+
+@pytest.mark.parametrize("folder", ["plain", "with space", "q'uo\"te", "new\nline", "é漢 $HOME;*"])
+def test_bootstrap_arrives_byte_for_byte_in_the_hosts_folder(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+
+    async def body() -> None:
+        async with site.serving():
+            site.trust()
+            host = site.host(tmp_path / folder, str(fake_python))
+            async with started(site, host, bootstrap, tmp_path / "log"):
+                assert bootstrap.token not in "".join(site.commands)
+
+    run(body)
+    got = document.load(Bootstrap, (tmp_path / "got.json").read_text())
+    assert got == dataclasses.replace(bootstrap, controllers=(f"127.0.0.1:{PORT}",))
+
+
+@pytest.mark.parametrize("noise", [b"Welcome!\nFDL1 ready nobody\n\x1b[31m\xff\xfe", b"x" * (1 << 20)])
+def test_login_noise_is_log_and_never_data(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path, noise: bytes
+) -> None:
+    site.noise, site.noise_stderr = noise, b"stty: standard input: \xff not a tty\n"
+
+    async def body() -> None:
+        async with site.serving():
+            site.trust()
+            async with started(site, site.host(tmp_path, str(fake_python)), bootstrap, tmp_path / "log"):
+                pass
+
+    run(body)
+    assert noise in (tmp_path / "log").read_bytes()
+
+
+def test_end_of_a_daemon_is_told_with_its_code(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    python = executable(tmp_path / "py", "head -c 5 >/dev/null; printf '\\nFDL1 ready 20261129-213045-ab12\\n'; exit 7")
+
+    async def body() -> running.DaemonEnded:
+        async with site.serving():
+            site.trust()
+            async with started(site, site.host(tmp_path, str(python)), bootstrap, tmp_path / "log") as daemon:
+                return await daemon.wait()
+
+    assert run(body) == running.DaemonEnded(7, "ended with code 7")
+
+
+def test_lost_session_is_told_without_a_code(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
+) -> None:
+    async def body() -> running.DaemonEnded:
+        async with site.serving():
+            site.trust()
+            async with started(site, site.host(tmp_path, str(fake_python)), bootstrap, tmp_path / "log") as daemon:
+                daemon._login.connection.abort()
+                return await daemon.wait()
+
+    assert run(body).code is None
+
+
+def test_missing_interpreter_is_named(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    error = start_failure(site, lambda: site.host(tmp_path, "/opt/no/python"), bootstrap, tmp_path / "log")
+    assert (error.host, error.stage) == ("box", "start")
+    assert error.reason == "interpreter /opt/no/python not found"
+    assert "`python` of worker box" in error.remedy
+
+
+def test_missing_folder_is_named(site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    host = lambda: site.host(tmp_path / "gone", str(fake_python))  # noqa: E731 - the port is known only later
+    error = start_failure(site, host, bootstrap, tmp_path / "log")
+    assert error.reason == f"folder {tmp_path / 'gone'} not found"
+
+
+def test_interpreter_without_flodl_names_what_to_install(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    python = executable(tmp_path / "bare", "echo \"Error: No module named 'flodl_daemon'\" >&2; exit 1")
+    error = start_failure(site, lambda: site.host(tmp_path, str(python)), bootstrap, tmp_path / "log")
+    assert "has no flodl" in error.reason
+    assert f"{python} -m pip install flodl==" in error.remedy
+
+
+def test_interpreter_that_is_too_old_is_named(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    python = executable(tmp_path / "old", 'echo "Unknown option: -P" >&2; exit 2')
+    error = start_failure(site, lambda: site.host(tmp_path, str(python)), bootstrap, tmp_path / "log")
+    assert "older than Python 3.11" in error.reason
+
+
+def test_early_end_shows_the_hosts_last_words(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    python = executable(tmp_path / "bad", 'echo "Illegal instruction" >&2; exit 132')
+    error = start_failure(site, lambda: site.host(tmp_path, str(python)), bootstrap, tmp_path / "log")
+    assert "code 132" in error.reason
+    assert "Illegal instruction" in error.reason
+
+
+def test_daemon_that_never_gets_ready_meets_its_deadline(
+    site: SshSite, bootstrap: Bootstrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ssh, running):
+        monkeypatch.setattr(module, "START_TIMEOUT_S", 0.3)
+    python = executable(tmp_path / "slow", "exec cat")
+    error = start_failure(site, lambda: site.host(tmp_path, str(python)), bootstrap, tmp_path / "log")
+    assert "not ready within 0.3 s" in error.reason
+
+
+def test_without_an_interpreter_the_login_shells_python3_is_taken(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
+) -> None:
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "python3").symlink_to(fake_python)
+    (site.home / ".profile").write_text(f'echo hello from the profile\nPATH="{folder}:$PATH"\ncd /\n')
+
+    async def body() -> None:
+        async with site.serving():
+            site.trust()
+            async with started(site, site.host(tmp_path, ""), bootstrap, tmp_path / "log"):
+                pass
+
+    run(body)
+    assert b"hello from the profile" in (tmp_path / "log").read_bytes()
+
+
+def test_configured_address_comes_first_and_is_kept_verbatim(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
+) -> None:
+    given = dataclasses.replace(bootstrap, controllers=("head.lab:1337",))
+
+    async def body() -> None:
+        async with site.serving():
+            site.trust()
+            async with started(site, site.host(tmp_path, str(fake_python)), given, tmp_path / "log"):
+                pass
+
+    run(body)
+    got = document.load(Bootstrap, (tmp_path / "got.json").read_text())
+    assert got.controllers == ("head.lab:1337", f"127.0.0.1:{PORT}")
+
+
+# --------------------------------------------------------------------------------------------------------- this machine
+def local_host(folder: Path, python: str) -> HostPlan:
+    return HostPlan("localhost", HostKind.LOCAL, ("cpu",), python, str(folder), ("t.py",))
+
+
+def test_local_daemon_is_given_the_same_bootstrap(fake_python: Path, bootstrap: Bootstrap, tmp_path: Path) -> None:
+    async def body() -> None:
+        daemon = await local.start_local(local_host(tmp_path, str(fake_python)), bootstrap, tmp_path / "log")
+        await daemon.close()
+
+    run(body)
+    assert document.load(Bootstrap, (tmp_path / "got.json").read_text()) == bootstrap
+
+
+def test_local_daemons_end_is_told_as_a_shell_would(bootstrap: Bootstrap, tmp_path: Path) -> None:
+    python = executable(tmp_path / "py", "printf '\\nFDL1 ready 20261129-213045-ab12\\n'; kill -9 $$")
+
+    async def body() -> running.DaemonEnded:
+        daemon = await local.start_local(local_host(tmp_path, str(python)), bootstrap, tmp_path / "log")
+        try:
+            return await daemon.wait()
+        finally:
+            await daemon.close()
+
+    assert run(body) == running.DaemonEnded(137, "ended by SIGKILL")
+
+
+@pytest.mark.parametrize(
+    ("folder", "python", "words"),
+    [
+        ("gone", "/bin/sh", "folder"),
+        (".", "/no/python", "interpreter /no/python not found"),
+        (".", "/bin/false", "code 1"),
+    ],
+)
+def test_local_daemon_that_cannot_start_says_why(
+    bootstrap: Bootstrap, tmp_path: Path, folder: str, python: str, words: str
+) -> None:
+    async def body() -> HostUnreachable:
+        with pytest.raises(HostUnreachable) as caught:
+            await local.start_local(local_host(tmp_path / folder, python), bootstrap, tmp_path / "log")
+        return caught.value
+
+    error = run(body)
+    assert error.stage == "start"
+    assert words in error.reason
+
+
+def test_hosts_log_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "MAX_LOG_BYTES", 10)
+    log = running.HostLog(tmp_path / "log")
+    log.write(b"12345678")
+    log.write(b"9abcdef\x1b[31m last\n")
+    assert (tmp_path / "log").read_bytes() == b"123456789a"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
+    assert log.last_lines() == "123456789abcdef [31m last"
