@@ -73,13 +73,13 @@ def test_accepting_side_takes_the_preamble_once():
         decoder.feed(PREAMBLE)
 
 
-@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"\xc1FDL2", b"\xc1X", b"\x00"])
 def test_a_frame_that_comes_with_the_preamble_is_returned_at_once():
     decoder = FrameDecoder(100, expect_preamble=True)
 
     assert decoder.feed(PREAMBLE + frame(b"hello")) == [b"hello"]
 
 
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\n", b"\x16\x03\x01", b"\xc1FDL2", b"\xc1X", b"\x00"])
 def test_wrong_preamble_is_refused_at_its_first_wrong_byte(start):
     decoder = FrameDecoder(100, expect_preamble=True)
 
