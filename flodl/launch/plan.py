@@ -186,9 +186,9 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[
         host=host.name,
         devices=host.devices,
         script=host.script,
-        cwd=host.cwd,
+        cwd="." if host.cwd.startswith("~") else host.cwd,
         env={**spec.env, **host.env},
-        python=host.python,
+        python="" if host.python.startswith("~") else host.python,
         liveness=spec.liveness,
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
@@ -237,7 +237,7 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         devices=devices,
         python=worker.python or (request.python if is_local else ""),
         cwd=folder if below == "." else os.path.join(folder, below),
-        script=_translated(request.script, project, folder),
+        script=_translated(request.script, project, folder, below),
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
@@ -260,11 +260,17 @@ def _host_env(worker: "WorkerSpec") -> dict[str, str]:
     return {**env, **worker.env}
 
 
-def _translated(script: tuple[str, ...], project: str, folder: str) -> tuple[str, ...]:
+def _translated(script: tuple[str, ...], project: str, folder: str, cwd_below: str) -> tuple[str, ...]:
+    """An absolute path into the project here becomes one into the project there; ``~`` is the other side's to expand,
+    and nobody expands it in an argument.
+    """
     if script[0] == "-m" or not os.path.isabs(script[0]):
         return script
     below = _below(script[0], project)
-    return script if below == "." else (os.path.join(folder, below), *script[1:])
+    if below == ".":
+        return script
+    path = os.path.relpath(below, cwd_below) if folder.startswith("~") else os.path.join(folder, below)
+    return (path, *script[1:])
 
 
 def _below(path: str, folder: str) -> str:

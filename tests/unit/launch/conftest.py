@@ -1,6 +1,5 @@
 import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
@@ -11,7 +10,7 @@ from tests.unit.launch.ssh_site import FAKE_DAEMON, USER, SshSite, executable
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshSite]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshSite:
     home = tmp_path / "home"
     (home / ".ssh").mkdir(parents=True, mode=0o700)
     monkeypatch.setenv("HOME", str(home))
@@ -22,7 +21,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshSite]:
     client_key.write_private_key(made.key)
     made.key.chmod(0o600)
     client_key.write_public_key(home / "authorized.pub")
-    yield made
+    return made
 
 
 @pytest.fixture

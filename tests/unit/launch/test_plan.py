@@ -1,0 +1,200 @@
+"""What follows from a cluster and a request: folders, scripts, addresses, environment, and the words for it."""
+
+import pytest
+
+from flodl.config import model
+from flodl.config.builder import local_cluster
+from flodl.errors import ConfigError
+from flodl.launch import document
+from flodl.launch.commands import openssh_command, remote_command
+from flodl.launch.plan import HostKind, LaunchRequest, RunSpec, bootstrap_for, describe, plan
+
+
+def request(*script: str, cwd: str = "/home/me/proj", name: str = "") -> LaunchRequest:
+    return LaunchRequest(
+        run_id="20261129-213045-ab12",
+        created_s=1.5,
+        script=script or ("train.py",),
+        cwd=cwd,
+        python="/venv/bin/python",
+        local_names=frozenset({"localhost", "10.0.0.1"}),
+        name=name,
+    )
+
+
+def cluster(*workers: model.WorkerSpec, path: str | None = None) -> model.ClusterSpec:
+    return model.ClusterSpec(controller=model.ControllerSpec(host="10.0.0.1", path=path), workers=workers)
+
+
+REMOTE = model.WorkerSpec(host="node-b", path="/srv/proj", local_devices=("cpu", "cpu"), python="/opt/py")
+
+
+def test_local_cluster_becomes_one_local_host_with_this_interpreter() -> None:
+    spec = plan(local_cluster(3), request("train.py", "--x"))
+    (host,) = spec.hosts
+    assert (host.kind, host.devices, host.python) == (HostKind.LOCAL, ("cpu",) * 3, "/venv/bin/python")
+    assert (host.cwd, host.script) == ("/home/me/proj", ("train.py", "--x"))
+    assert host.ssh is None
+    assert (spec.name, spec.port, spec.bind_host) == ("train", 0, "127.0.0.1")
+
+
+@pytest.mark.parametrize("name", ["10.0.0.1", "localhost"])
+def test_worker_that_is_this_machine_needs_no_ssh(name: str) -> None:
+    spec = plan(cluster(model.WorkerSpec(host=name)), request())
+    assert spec.hosts[0].kind is HostKind.LOCAL
+
+
+def test_ssh_settings_make_even_this_machine_an_ssh_host() -> None:
+    worker = model.WorkerSpec(host="localhost", ssh=model.SshSpec(port=2222))
+    assert plan(cluster(worker), request()).hosts[0].kind is HostKind.SSH
+
+
+def test_other_hosts_get_their_own_folder_and_the_login_shells_interpreter() -> None:
+    spec = plan(cluster(model.WorkerSpec(host="node-b", path="/srv/proj")), request())
+    host = spec.hosts[0]
+    assert host.kind is HostKind.SSH
+    assert (host.cwd, host.python) == ("/srv/proj", "")
+    assert host.ssh is not None
+    assert host.ssh.target == "node-b"
+
+
+def test_launch_below_the_project_runs_below_it_everywhere() -> None:
+    spec = plan(cluster(REMOTE, path="/home/me/proj"), request(cwd="/home/me/proj/sub"))
+    assert spec.cwd == "/home/me/proj/sub"
+    assert spec.hosts[0].cwd == "/srv/proj/sub"
+
+
+def test_launch_outside_the_project_runs_in_the_project_folder() -> None:
+    spec = plan(cluster(REMOTE, path="/home/me/proj"), request(cwd="/home/me/project2"))
+    assert spec.cwd == "/home/me/proj"
+    assert spec.hosts[0].cwd == "/srv/proj"
+
+
+def test_absolute_script_inside_the_project_is_found_in_the_hosts_folder() -> None:
+    spec = plan(cluster(REMOTE), request("/home/me/proj/sub/t.py", "/home/me/proj/data"))
+    assert spec.script == ("/home/me/proj/sub/t.py", "/home/me/proj/data")
+    assert spec.hosts[0].script == ("/srv/proj/sub/t.py", "/home/me/proj/data")
+
+
+def test_absolute_script_elsewhere_stays_as_it_is() -> None:
+    assert plan(cluster(REMOTE), request("/opt/t.py")).hosts[0].script == ("/opt/t.py",)
+
+
+def test_home_relative_folder_is_left_to_the_other_side() -> None:
+    worker = model.WorkerSpec(host="node-b", path="~/proj", python="~/venv/bin/python")
+    spec = plan(cluster(worker), request("/home/me/proj/sub/t.py"))
+    host = spec.hosts[0]
+    assert (host.cwd, host.script) == ("~/proj", ("sub/t.py",))
+    given = bootstrap_for(spec, host, "00", ("a:1",))
+    assert (given.cwd, given.python) == (".", "")
+
+
+def test_arguments_survive_unchanged_into_the_bootstrap() -> None:
+    words = (
+        "t.py",
+        "a b",
+        '--x="q"',
+        "$HOME",
+        "64(x2)",
+        ";reboot",
+        "`id`",
+        "*",
+        "-n",
+        "",
+        "new\nline",
+        "é漢",
+        "\udcff",
+    )
+    spec = plan(cluster(REMOTE), request(*words))
+    assert spec.script == words
+    assert bootstrap_for(spec, spec.hosts[0], "00", ()).script == words
+
+
+def test_environment_of_host_wins_over_the_clusters() -> None:
+    worker = model.WorkerSpec(
+        host="node-b", env={"A": "host", "C": "1"}, nccl_socket_ifname="enp1s0", data_path="/data", path="/srv"
+    )
+    spec = cluster(worker).model_copy(update={"env": {"A": "cluster", "B": "2"}})
+    run = plan(spec, request())
+    env = bootstrap_for(run, run.hosts[0], "00", ()).env
+    assert env == {
+        "A": "host",
+        "B": "2",
+        "C": "1",
+        "FDL_DATA_PATH": "/data",
+        "FDL_RUN_ID": run.run_id,
+        "GLOO_SOCKET_IFNAME": "enp1s0",
+        "NCCL_SOCKET_IFNAME": "enp1s0",
+    }
+
+
+def test_run_is_named_after_script_or_module_unless_named() -> None:
+    assert plan(local_cluster(1), request("sub/train_it.py")).name == "train_it"
+    assert plan(local_cluster(1), request("-m", "pkg.mod", "-x")).name == "pkg.mod"
+    assert plan(local_cluster(1), request(name="mine")).name == "mine"
+
+
+@pytest.mark.parametrize("script", [(), ("-m",)])
+def test_nothing_to_launch_is_refused(script: tuple[str, ...]) -> None:
+    asked = LaunchRequest("id", 0.0, script, "/", "py", frozenset())
+    with pytest.raises(ConfigError, match="no script"):
+        plan(local_cluster(1), asked)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("ControlMaster=auto", "ControlMaster cannot be honoured"),
+        ("Port=x", "whole number"),
+        ("StrictHostKeyChecking=x", "one of"),
+    ],
+)
+def test_ssh_option_that_cannot_be_honoured_is_refused_at_planning(option: str, words: str) -> None:
+    worker = model.WorkerSpec(host="node-b", ssh=model.SshSpec(options=(option,)))
+    with pytest.raises(ConfigError, match=words):
+        plan(cluster(worker), request())
+
+
+def test_run_json_holds_everything_and_reads_back() -> None:
+    worker = model.WorkerSpec(
+        host="c", ssh=model.SshSpec(port=22, user="u", proxy_jump="j", options=("Port=1",)), ranks=(0,)
+    )
+    spec = plan(cluster(worker.model_copy(update={"local_devices": ("cpu",)})), request("t.py", "\udcff"))
+    assert document.load(RunSpec, document.dump(spec)) == spec
+
+
+@pytest.mark.parametrize(
+    "change", [{"port": "1"}, {"port": True}, {"extra": 1}, {"hosts": {}}, {"liveness": {"dead_s": "x"}}]
+)
+def test_run_json_of_another_shape_is_refused(change: dict[str, object]) -> None:
+    text = document.dump(plan(cluster(REMOTE), request()))
+    with pytest.raises(document.DocumentFault):
+        document.load(RunSpec, document.json.dumps({**document.json.loads(text), **change}))
+
+
+def test_description_shows_commands_and_keys_but_no_values() -> None:
+    worker = model.WorkerSpec(
+        host="node-b",
+        path="/srv",
+        env={"SECRET": "hunter2"},
+        ssh=model.SshSpec(port=2222, user="u", options=("Port=1",)),
+    )
+    spec = plan(cluster(worker, model.WorkerSpec(host="localhost", local_devices=("cpu",))), request("t.py", "a b"))
+    text = "\n".join(describe(spec, "/runs/x"))
+    assert "hunter2" not in text
+    assert "SECRET" in text
+    assert "ssh -p 2222 -l u -o Port=1 -- node-b" in text
+    assert "/venv/bin/python -P -m flodl_daemon.warden -- " in text
+    assert "t.py 'a b'" in text
+
+
+def test_openssh_command_is_empty_for_this_machine() -> None:
+    assert openssh_command(plan(local_cluster(1), request()).hosts[0]) == []
+
+
+def test_remote_command_is_one_line_without_secrets_or_environment() -> None:
+    host = plan(cluster(REMOTE.model_copy(update={"env": {"K": "v4lue"}})), request("t.py", "arg")).hosts[0]
+    command = remote_command(host)
+    assert "\n" not in command
+    assert "v4lue" not in command
+    assert "arg" not in command

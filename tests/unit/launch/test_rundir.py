@@ -1,0 +1,158 @@
+"""The registry of runs: what is created, with which modes, and which run a word means."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from flodl.errors import ConfigError, PreflightError
+from flodl.launch import rundir
+from flodl.launch.rundir import ControllerInfo, RunDir
+
+
+@pytest.fixture(autouse=True)
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def make(run_id: str, name: str = "train", live: bool = False) -> RunDir:
+    run = rundir.create(run_id)
+    run.write("run.json", f'{{"name": "{name}"}}')
+    if live:
+        run.announce(rundir.own_info("127.0.0.1", 1))
+    return run
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077, 0o022])
+def test_directory_is_private_and_token_is_random_under_any_umask(umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        run = make(f"20260101-000000-00{umask:02x}"[:20])
+    finally:
+        os.umask(before)
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.logs.stat().st_mode & 0o777 == 0o700
+    assert run.token_path.stat().st_mode & 0o777 == 0o600
+    assert (run.path / "run.json").stat().st_mode & 0o777 == 0o600
+    assert len(run.read_token()) == 32
+
+
+def test_planted_token_link_is_not_followed(state_home: Path, tmp_path: Path) -> None:
+    folder = state_home / "runs" / "x"
+    folder.mkdir(parents=True)
+    with pytest.raises(PreflightError):
+        rundir.create("x")
+    (folder / "token").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere").write_text("00" * 32)
+    with pytest.raises(ConfigError):
+        RunDir(folder).read_token()
+
+
+@pytest.mark.parametrize(("text", "mode"), [("00" * 32, 0o644), ("zz" * 32, 0o600), ("00", 0o600), ("é", 0o600)])
+def test_token_that_others_read_or_that_is_none_is_refused(text: str, mode: int) -> None:
+    run = make("20260101-000000-0000")
+    run.token_path.write_text(text)
+    run.token_path.chmod(mode)
+    with pytest.raises(ConfigError) as caught:
+        run.read_token()
+    assert "00" * 32 not in str(caught.value)
+
+
+def test_ids_sort_by_time_and_differ() -> None:
+    first, second = rundir.new_run_id(1.0), rundir.new_run_id(2.0)
+    assert first < second
+    assert first.startswith("19700101-000001-")
+    assert rundir.new_run_id() != rundir.new_run_id()
+
+
+def test_run_is_found_by_id_beginning_and_name() -> None:
+    old, new = make("20260101-000000-aaaa", "a"), make("20260102-000000-bbbb", "b")
+    assert rundir.find(old.run_id) == old
+    assert rundir.find("20260102") == new
+    assert rundir.find("a") == old
+    assert rundir.find() == new
+
+
+def test_latest_run_of_a_name_wins_unless_an_older_one_lives() -> None:
+    old, new = make("20260101-000000-aaaa", live=True), make("20260102-000000-bbbb")
+    assert rundir.find("train") == old
+    old.controller_json.unlink()
+    assert rundir.find("train") == new
+
+
+def test_default_is_the_live_run() -> None:
+    live = make("20260101-000000-aaaa", live=True)
+    make("20260102-000000-bbbb")
+    assert rundir.find() == live
+    assert rundir.find(must_be_live=True) == live
+
+
+def test_wrong_words_are_answered_with_what_there_is() -> None:
+    make("20260101-000000-aaaa", "a")
+    make("20260101-000000-bbbb", "b")
+    with pytest.raises(ConfigError, match="not unique"):
+        rundir.find("20260101")
+    with pytest.raises(ConfigError, match=r"no run 'zzz'.*20260101-000000-bbbb \(b\)"):
+        rundir.find("zzz")
+    with pytest.raises(ConfigError, match="no run is live"):
+        rundir.find(must_be_live=True)
+    with pytest.raises(ConfigError, match="not live"):
+        rundir.find("a", must_be_live=True)
+
+
+def test_no_runs_at_all_is_an_error_that_says_how_to_start_one() -> None:
+    with pytest.raises(ConfigError, match="fdl launch"):
+        rundir.find()
+
+
+def test_process_with_the_same_number_but_another_start_is_dead() -> None:
+    run = make("20260101-000000-aaaa", live=True)
+    info = run.controller()
+    assert info is not None
+    assert run.is_live()
+    run.announce(ControllerInfo(info.pid, info.started + 1, info.address, info.port))
+    assert not run.is_live()
+
+
+def test_zombie_is_dead() -> None:
+    with subprocess.Popen(["/bin/true"]) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert rundir.process_started(process.pid) is None
+
+
+def test_torn_or_foreign_documents_are_no_documents() -> None:
+    run = make("20260101-000000-aaaa")
+    (run.path / "controller.json").write_text('{"pid": 1')
+    (run.path / "outcome.json").write_text("[]")
+    assert run.controller() is None
+    assert run.read_json("outcome.json") is None
+
+
+def test_unwritable_state_folder_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(PreflightError, match="FDL_STATE_HOME"):
+        rundir.create("x")
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({"FDL_STATE_HOME": "/a"}, "/a"),
+        ({"FDL_STATE_HOME": "", "XDG_STATE_HOME": "/x"}, "/x/fdl"),
+        ({"FDL_STATE_HOME": "", "XDG_STATE_HOME": "relative", "HOME": "/h"}, "/h/.local/state/fdl"),
+    ],
+)
+def test_state_home_follows_the_conventions(
+    monkeypatch: pytest.MonkeyPatch, env: dict[str, str], expected: str
+) -> None:
+    for key, value in env.items():
+        monkeypatch.setenv(key, value)
+    assert str(rundir.state_home()) == expected
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (255, 255), (256, 1), (-9, 1), (None, 1), ("0", 1)])
+def test_exit_code_of_an_outcome_is_one_that_a_process_can_have(code: object, expected: int) -> None:
+    assert rundir.outcome_exit_code({"exit_code": code}) == expected
