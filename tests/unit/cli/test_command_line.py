@@ -1,0 +1,184 @@
+"""What belongs to fdl and what to the script; usage errors; the group's laziness."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from flodl_cli.commands.cmd_launch import command as launch_command
+from flodl_cli.commands.cmd_launch import split_script
+from flodl_cli.main import COMMANDS, cli, main
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("FDL_CLUSTER", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def fdl(*args: str) -> Result:
+    return CliRunner().invoke(cli, list(args))
+
+
+@pytest.mark.parametrize(
+    ("args", "own", "script"),
+    [
+        (["train.py", "--log", "x", "--po", "3", "--help", "--version", "--", "-y"], [], None),
+        (["--local", "3", "train.py", "--local", "4"], ["--local", "3"], ["train.py", "--local", "4"]),
+        (["--local=3", "t.py"], ["--local=3"], ["t.py"]),
+        (["-n", "a", "-d", "t.py"], ["-n", "a", "-d"], ["t.py"]),
+        (["-na", "t.py", "-d"], ["-na"], ["t.py", "-d"]),
+        (["-dn", "a", "t.py"], ["-dn", "a"], ["t.py"]),
+        (["-d", "--", "-odd.py", "x"], ["-d"], ["-odd.py", "x"]),
+        (["--dry-run", "-m", "pkg.mod", "-c", "x"], ["--dry-run"], ["-m", "pkg.mod", "-c", "x"]),
+        (["--bogus", "t.py"], ["--bogus"], ["t.py"]),
+        (["--stop-timeout", "5", "-"], ["--stop-timeout", "5"], ["-"]),
+        (["-d"], ["-d"], []),
+    ],
+)
+def test_command_line_is_cut_at_the_script(args: list[str], own: list[str], script: list[str] | None) -> None:
+    assert split_script(launch_command, args) == (own, tuple(args if script is None else script))
+
+
+def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
+    (tmp_path / "t r.py").write_text("")
+    words = ["--log", "a b", "--help", "--", "-y", "", "$HOME", "é漢", "--local", "9"]
+    result = fdl("launch", "--dry-run", "--local", "1", "t r.py", *words)
+    assert result.exit_code == 0, result.output
+    import shlex
+
+    ranks = next(line for line in result.output.splitlines() if line.startswith("  ranks"))
+    assert shlex.split(ranks)[2:] == ["t r.py", *words]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["launch", "--bogus", "train.py"], "--bogus"),
+        (["launch", "--loc", "3", "train.py"], "--loc"),
+        (["launch"], "script"),
+        (["launch", "-m"], "module"),
+        (["launch", "--local", "0", "train.py"], "--local"),
+        (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
+        (["launch", "--plain", "train.py"], "--plain"),
+        (["lunch"], "Did you mean launch?"),
+        (["wibble"], "There are: config, launch"),
+        (["status", "--bogus"], "--bogus"),
+        (["tail", "--stream", "x"], "stream"),
+    ],
+)
+def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:
+    result = fdl(*args)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        (["launch", "--local", "1", "trian.py"], 2, "did you mean train.py?"),
+        (["launch", "--local", "1", "gone/t.py"], 2, "no folder"),
+        (["launch", "--local", "1", "-m", "no.such.module"], 2, "module no.such.module not found"),
+        (["launch", "--local", "1", "folder"], 2, "__main__.py"),
+        (["launch", "-c", "nothing.yml", "train.py"], 2, "nothing.yml"),
+        (["launch", "-c", "bad.yml", "train.py"], 2, "bad.yml:2"),
+        (["launch", "-c", "taken.yml", "train.py"], 3, "taken"),
+        (["launch", "-c", "nohost.yml", "train.py"], 4, "nohost.invalid"),
+        (["status"], 2, "fdl launch"),
+        (["status", "nix"], 2, "no run 'nix'"),
+        (["stop"], 2, "no run is live"),
+        (["tail", "nix"], 2, "no run"),
+        (["config", "validate"], 2, "no fdl.cluster.yml"),
+    ],
+)
+def test_bad_input_ends_with_one_message_and_its_exit_code(
+    args: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "bad.yml").write_text("cluster:\n  controler: {}\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "taken.yml").write_text(
+            f"cluster:\n  controller: {{host: 127.0.0.1, port: {port}}}\n  workers:\n    - {{host: localhost, local_devices: [cpu]}}\n"
+        )
+        (tmp_path / "nohost.yml").write_text(
+            "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: nohost.invalid, path: /x}\n"
+        )
+        with pytest.raises(SystemExit) as caught:
+            main(args)
+    captured = capsys.readouterr()
+    assert caught.value.code == code, captured.err
+    assert words in captured.err
+    assert "Traceback" not in captured.err
+    assert captured.out == ""
+    assert not list((tmp_path / "state").glob("runs/*"))
+
+
+def test_every_command_is_there_and_described(tmp_path: Path) -> None:
+    context = click.Context(cli)
+    for name in COMMANDS:
+        assert cli.get_command(context, name) is not None
+        assert fdl(name, "--help").exit_code == 0
+
+
+def test_version_is_shown() -> None:
+    import flodl
+
+    assert fdl("--version").output == f"fdl {flodl.__version__}\n"
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom flodl_cli.main import cli\ncli.main(['--help'], standalone_mode=False)\n"
+        "heavy = {'torch', 'numpy', 'asyncssh', 'pydantic', 'rich', 'yaml', 'msgpack', 'asyncio'} & set(sys.modules)\n"
+        "sys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize("name", ["launch", "status", "tail", "stop"])
+def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
+    code = (
+        f"import sys\nimport flodl_cli.commands.cmd_{name}\n"
+        "heavy = {'torch', 'asyncssh', 'pydantic'} & set(sys.modules)\nsys.exit(f'imported {heavy}' if heavy else 0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+
+
+def test_traceback_is_shown_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDL_TRACEBACK", "1")
+    from flodl.errors import ConfigError
+
+    with pytest.raises(ConfigError):
+        main(["status", "nix"])
+
+
+def test_config_commands_read_the_file(tmp_path: Path) -> None:
+    (tmp_path / "fdl.cluster.yml").write_text(
+        "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: localhost, local_devices: [cpu]}\n"
+    )
+    assert "valid, 1 worker(s)" in fdl("config", "validate").output
+    shown = fdl("config", "show").output
+    assert "controller.host" in shown
+    assert "fdl.cluster.yml:2" in shown
+    assert '"origin"' in fdl("config", "show", "--json").output
+    assert '"$schema"' in fdl("config", "schema").output
+
+
+def test_setting_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "fdl.cluster.yml").write_text(
+        "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: node, daemon: managed}\n"
+    )
+    (tmp_path / "train.py").write_text("")
+    result = fdl("launch", "--dry-run", "train.py")
+    assert "managed" in str(result.exception)

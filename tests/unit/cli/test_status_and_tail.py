@@ -1,0 +1,156 @@
+"""Words for a snapshot and for log lines, and what is shown of a run that has ended."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from flodl.errors import ConfigError
+from flodl.launch import rundir
+from flodl.launch.rundir import RunDir
+from flodl_cli.commands.cmd_tail import parse_age, parse_ranks
+from flodl_cli.main import cli
+from flodl_cli.render import status_lines, table
+
+STATE = {
+    "schema": 1,
+    "run_id": "20260101-000000-aaaa",
+    "phase": "training",
+    "mode": "cpu_cadence",
+    "backend": "gloo",
+    "version": 7,
+    "epoch": 1,
+    "num_epochs": 5,
+    "samples_merged": 30,
+    "epoch_samples": 100,
+    "hosts": [{"host": "node-a", "state": "live", "ranks": [0, 1], "age_s": 0.4, "address": "10.0.0.2"}],
+    "ranks": [
+        {"rank": 0, "host": "node-a", "device": "cpu", "state": "live", "steps": 12, "rate": 103.77, "share": 0.75},
+        {
+            "rank": 1,
+            "host": "node-a",
+            "device": "cpu",
+            "state": "suspect",
+            "steps": 4,
+            "share": 0.25,
+            "reason": "silent 12 s",
+        },
+    ],
+    "cadence": {"phase": "warmup", "anchor": 10, "counts": [10, 3]},
+    "losses": [],
+    "outcome": None,
+}
+
+
+@pytest.fixture
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path))
+    run = rundir.create("20260101-000000-aaaa")
+    run.write("run.json", '{"name": "digits"}')
+    run.write("state.json", json.dumps({**STATE, "phase": "ended"}))
+    run.write("outcome.json", json.dumps({"status": "failed", "exit_code": 3, "message": "rank 1 failed"}))
+    (run.logs / "rank0.stdout.log").write_bytes(b"one\ntwo\nthree\n")
+    (run.logs / "rank10.stdout.log").write_bytes(b"ten\n")
+    (run.logs / "rank1.stderr.log").write_bytes(b"bad \xff\xfe byte\n10%\r20%\r30%\nhalf")
+    (run.logs / "head.stdout.log").write_bytes(b"from the head\n")
+    return run
+
+
+def fdl(*args: str) -> Result:
+    result = CliRunner().invoke(cli, list(args))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_status_shows_hosts_ranks_rates_shares_and_reasons() -> None:
+    text = "\n".join(status_lines(STATE, "digits"))
+    for words in (
+        "training",
+        "epoch 2/5",
+        "30/100",
+        "node-a",
+        "10.0.0.2",
+        "0,1",
+        "103.8/s",
+        "75.0%",
+        "silent 12 s",
+        "warmup",
+    ):
+        assert words in text
+
+
+def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
+    assert status_lines({"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}, "n") == ["run x (n)  waiting"]
+
+
+def test_table_leaves_out_columns_without_values() -> None:
+    assert table(("A", "B", "C"), [("1", "", "x"), ("22", "", "y")]) == ["A   C", "1   x", "22  y"]
+
+
+def test_status_of_an_ended_run_says_how_it_ended(ended: RunDir) -> None:
+    assert "failed, exit code 3" in fdl("status").output
+    assert json.loads(fdl("status", "digits", "--json").output)["outcome"]["exit_code"] == 3
+
+
+def test_status_of_a_run_whose_controller_is_gone_says_so(ended: RunDir) -> None:
+    ended.outcome_json.unlink()
+    ended.announce(rundir.ControllerInfo(2**22 + 1, 1, "127.0.0.1", 1))
+    assert "vanished" in fdl("status").output
+
+
+def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
+    lines = fdl("tail").output.splitlines()
+    assert lines[0] == "from the head"
+    assert lines[1:4] == ["node-a:0: one", "node-a:0: two", "node-a:0: three"]
+    assert "node-a:1: bad \\xff\\xfe byte" in lines
+    assert "node-a:1: 30%" in lines
+    assert lines[-1] == ":10: ten"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["-n", "1", "--rank", "0"], ["node-a:0: three"]),
+        (["--rank", "0", "--no-prefix"], ["one", "two", "three"]),
+        (["--stream", "stderr", "--grep", "hal+f"], ["node-a:1: half"]),
+        (["--host", "head"], ["from the head"]),
+        (["--rank", "2-9"], []),
+        (["-n", "0"], []),
+    ],
+)
+def test_tail_selects(ended: RunDir, args: list[str], expected: list[str]) -> None:
+    assert fdl("tail", *args).output.splitlines() == expected
+
+
+def test_tail_gives_one_object_per_line_on_request(ended: RunDir) -> None:
+    lines = [json.loads(line) for line in fdl("tail", "--json", "--rank", "1").output.splitlines()]
+    assert {line["stream"] for line in lines} == {"stderr"}
+
+
+@pytest.mark.parametrize(("text", "ranks"), [(("0,2-5",), {0, 2, 3, 4, 5}), (("1", "3"), {1, 3}), ((), None)])
+def test_rank_lists_are_read(text: tuple[str, ...], ranks: set[int] | None) -> None:
+    assert parse_ranks(text) == ranks
+
+
+@pytest.mark.parametrize("text", ["", "a", "5-2", "-1", "1-", "99999999999"])
+def test_what_is_no_rank_list_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--rank"):
+        parse_ranks((text,))
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("5m", 300), ("1.5h", 5400), ("1d", 86400), ("10s", 10)])
+def test_ages_are_read(text: str, seconds: float) -> None:
+    assert parse_age(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "m", "5w", "-5m"])
+def test_what_is_no_age_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="--since"):
+        parse_age(text)
+
+
+def test_bad_pattern_is_refused(ended: RunDir) -> None:
+    with pytest.raises(ConfigError, match="--grep"):
+        fdl("tail", "--grep", "(")
