@@ -107,7 +107,8 @@ def test_bad_input_ends_with_one_message_and_its_exit_code(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "taken.yml").write_text(
-            f"cluster:\n  controller: {{host: 127.0.0.1, port: {port}}}\n  workers:\n    - {{host: localhost, local_devices: [cpu]}}\n"
+            f"cluster:\n  controller: {{host: 127.0.0.1, port: {port}}}\n"
+            "  workers:\n    - {host: localhost, local_devices: [cpu]}\n"
         )
         (tmp_path / "nohost.yml").write_text(
             "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: nohost.invalid, path: /x}\n"
@@ -141,7 +142,9 @@ def test_help_imports_nothing_heavy() -> None:
         "heavy = {'torch', 'numpy', 'asyncssh', 'pydantic', 'rich', 'yaml', 'msgpack', 'asyncio'} & set(sys.modules)\n"
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, env=os.environ
+    )
     assert result.returncode == 0, result.stderr
 
 
@@ -151,7 +154,7 @@ def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"
         "heavy = {'torch', 'asyncssh', 'pydantic'} & set(sys.modules)\nsys.exit(f'imported {heavy}' if heavy else 0)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
 
 
