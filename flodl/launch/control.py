@@ -106,7 +106,8 @@ class ControllerClient:
         except (OSError, http.client.HTTPException) as error:
             raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
         if response.status != http.HTTPStatus.OK:
-            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {response.status} {response.reason}")
+            said = response.read(1024).decode("ascii", "replace")
+            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {response.status} {said}")
         return response
 
     def _shake_hands(self, words: "_Words") -> None:

@@ -111,8 +111,8 @@ def _query(
     query: dict[str, str | int] = {"follow": int(follow)}
     if lines is not None or since_s is None:
         query["tail"] = DEFAULT_LINES if lines is None else lines
-    else:
-        query["cursor"] = 0
+    if since_s is not None:
+        query["since"] = int(since_s)
     if ranks is not None:
         query["ranks"] = ",".join(map(str, sorted(ranks)))
     if len(hosts) == 1:
@@ -146,7 +146,7 @@ def _from_files(run: RunDir, count: int) -> Iterator[Mapping[str, Any]]:
         rank = int(name[4:]) if name.startswith("rank") and name[4:].isdigit() else -1
         if rank < 0 and name != "head":
             continue
-        host = hosts.get(rank, "") if rank >= 0 else "head"
+        host = hosts.get(rank, "") if rank >= 0 else ""
         for text in last_lines(path, count) if count else []:
             yield {"rank": rank, "host": host, "stream": stream, "text": text}
 
@@ -163,10 +163,10 @@ def _fits(
     stream: str | None,
     since_s: float | None,
 ) -> bool:
-    ts = line.get("ts")
+    ts_ms = line.get("ts")
     return (
         (ranks is None or line.get("rank") in ranks)
         and (not hosts or line.get("host") in hosts)
         and (stream is None or line.get("stream") == stream)
-        and (since_s is None or not isinstance(ts, (int, float)) or ts >= since_s)
+        and (since_s is None or not isinstance(ts_ms, (int, float)) or ts_ms >= since_s * 1e3)
     )
