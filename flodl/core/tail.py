@@ -45,16 +45,21 @@ def allocate(
     return window
 
 
-def equal_shares(total_batches: int, ranks: Sequence[RankId]) -> dict[RankId, int]:
-    """Deal ``total_batches`` equally; what does not divide goes to the first ranks, one batch each.
+def equal_shares(
+    total_batches: int, ranks: Sequence[RankId], held: Mapping[RankId, int] | None = None
+) -> dict[RankId, int]:
+    """Deal ``total_batches`` equally, singles included; what does not divide goes to the lowest ranks, one batch each.
+
+    Args:
+        total_batches: batches to deal, those in ``held`` included.
+        ranks: the live ranks.
+        held: as for ``allocate``; a rank that holds more than an equal share keeps it, the others share the rest.
 
     Raises:
-        InvariantViolation: no ranks.
+        InvariantViolation: as ``allocate``.
     """
-    if not ranks:
-        raise InvariantViolation(f"no rank to deal {total_batches} batches to")
-    share, extra = divmod(total_batches, len(ranks))
-    return {rank: share + (index < extra) for index, rank in enumerate(ranks)}
+    equal = dict.fromkeys(ranks, 1)
+    return _in_proportion(total_batches, equal, _holds_of(total_batches, equal, held or {}))
 
 
 def _holds_of(remaining_batches: int, counts: Mapping[RankId, int], held: Mapping[RankId, int]) -> dict[RankId, int]:

@@ -143,6 +143,15 @@ def test_equal_shares_differ_by_at_most_one(total: int, ranks: list[int], shares
     assert equal_shares(total, ranks) == shares
 
 
+def test_equal_shares_leave_a_rank_what_it_holds() -> None:
+    assert equal_shares(12, [0, 1, 2], {0: 7, 1: 1}) == {0: 7, 1: 3, 2: 2}
+
+
 def test_equal_shares_need_a_rank() -> None:
-    with pytest.raises(InvariantViolation, match="no rank to deal 5 batches to"):
+    with pytest.raises(InvariantViolation, match=r"every live rank needs a count of at least 1: {}"):
         equal_shares(5, [])
+
+
+def test_equal_shares_cannot_leave_more_than_there_is() -> None:
+    with pytest.raises(InvariantViolation, match=r"of 5 batches {1: 6} are held, by ranks \[0, 1\]"):
+        equal_shares(5, [0, 1], {1: 6})
