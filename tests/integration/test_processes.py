@@ -1,11 +1,13 @@
 """Process trees with real processes: all of a tree ends, nothing else does, and nobody's exit status is stolen."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import uuid
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,8 @@ from flodl.errors import DeadlineExceeded
 from flodl.runtime import processes
 from flodl.runtime.processes import ExitStatus, ProcessTree
 
-Wait = Callable[[Callable[[], Any], float, Any], Any]
+MARK = f"test-{uuid.uuid4().hex}:1"
+"""Processes of one mark end together, so each test process has its own."""
 
 # A child in the session, a child in its own session, and one that detached twice; each writes its pid to a file.
 TREE = """
@@ -53,42 +56,51 @@ def running(pids: list[int]) -> list[int]:
     return found
 
 
-async def until(predicate: Callable[[], Any], what: str) -> Any:
-    async with asyncio.timeout(15):
-        while not (value := predicate()):
+async def until(predicate: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not predicate():
             await asyncio.sleep(0.01)
-    return value, what
+
+
+@contextlib.asynccontextmanager
+async def planted(argv: list[str], mark: str = MARK, **options: Any) -> AsyncIterator[ProcessTree]:
+    """A tree that is gone when the test is over, however it ends."""
+    tree = ProcessTree.spawn(argv, mark=mark, **{"stdout": subprocess.DEVNULL, **options})
+    try:
+        yield tree
+    finally:
+        await tree.kill_tree()
+        tree.close_pipes()
 
 
 @pytest.mark.parametrize("shell", [False, True], ids=["direct", "bash-wrapped"])
 def test_kill_tree_ends_every_descendant(tmp_path: Path, shell: bool) -> None:
+    argv = python(STAY, str(tmp_path))
+
     async def scenario() -> ExitStatus:
-        argv = python(STAY, str(tmp_path))
-        wrapped = ["bash", "-c", '"$@"; exit 1', "bash", *argv] if shell else argv
-        tree = ProcessTree.spawn(wrapped, mark="run:0", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        await until((tmp_path / "leader").exists, "the tree stands")
-        return await tree.kill_tree()
+        async with planted(["bash", "-c", '"$@"; exit 1', "bash", *argv] if shell else argv) as tree:
+            await until((tmp_path / "leader").exists)
+            return await tree.kill_tree()
 
     status = asyncio.run(scenario())
 
     assert status == ExitStatus(0, signal.SIGKILL)
     assert len(pids(tmp_path)) == 4
-    assert [pid for pid in pids(tmp_path) if psutil.pid_exists(pid) and running([pid])] == []
+    assert running(pids(tmp_path)) == []
 
 
 def test_killed_leader_leaves_orphans_that_kill_tree_finds(tmp_path: Path) -> None:
-    async def scenario() -> tuple[list[int], list[int]]:
-        tree = ProcessTree.spawn(python(STAY, str(tmp_path)), mark="run:1", stdout=subprocess.DEVNULL)
-        await until((tmp_path / "leader").exists, "the tree stands")
-        os.kill(tree.pid, signal.SIGKILL)
-        assert await tree.wait() == ExitStatus(0, signal.SIGKILL)
-        orphans = running(pids(tmp_path))
-        await tree.kill_tree()
-        tree.close_pipes()
-        return orphans, running(pids(tmp_path))
+    async def scenario() -> tuple[ExitStatus, list[int], list[int]]:
+        async with planted(python(STAY, str(tmp_path))) as tree:
+            await until((tmp_path / "leader").exists)
+            os.kill(tree.pid, signal.SIGKILL)
+            status, orphans = await tree.wait(), running(pids(tmp_path))
+            await tree.kill_tree()
+            return status, orphans, running(pids(tmp_path))
 
-    orphans, left = asyncio.run(scenario())
+    status, orphans, left = asyncio.run(scenario())
 
+    assert status == ExitStatus(0, signal.SIGKILL)
     assert len(orphans) == 3
     assert left == []
 
@@ -102,42 +114,36 @@ time.sleep(100)
 """
 
     async def scenario() -> list[int]:
-        tree = ProcessTree.spawn(python(code, str(tmp_path / "bare")), mark="run:2", stdout=subprocess.DEVNULL)
-        await until(lambda: len(tree.members()) == 2, "the child runs")
-        os.kill(tree.pid, signal.SIGKILL)
-        await tree.wait()
-        await tree.kill_tree()
-        tree.close_pipes()
-        return running(pids(tmp_path))
+        async with planted(python(code, str(tmp_path / "bare"))) as tree:
+            await until(lambda: len(tree.members()) == 2 and pids(tmp_path))
+            os.kill(tree.pid, signal.SIGKILL)
+            await tree.wait()
+            await tree.kill_tree()
+            return running(pids(tmp_path))
 
     assert asyncio.run(scenario()) == []
 
 
 def test_other_trees_and_bystanders_live_on() -> None:
+    stay = python("import time; time.sleep(100)")
+
     async def scenario() -> list[bool]:
-        stay = python("import time; time.sleep(100)")
         bystander = await asyncio.create_subprocess_exec(*stay, start_new_session=True)
-        trees = [ProcessTree.spawn(stay, mark=f"run:{n}", stdout=subprocess.DEVNULL, stderr=2) for n in (1, 11)]
-        await trees[0].kill_tree()
-        alive = [trees[0].identity.is_alive, trees[1].identity.is_alive, bystander.returncode is None]
+        async with planted(stay) as tree, planted(stay, mark=f"{MARK}1") as neighbour:
+            await tree.kill_tree()
+            alive = [tree.identity.is_alive, neighbour.identity.is_alive, bystander.returncode is None]
         bystander.kill()
-        alive.append(await bystander.wait() == -signal.SIGKILL)
-        await trees[1].kill_tree()
-        return alive
+        return [*alive, await bystander.wait() == -signal.SIGKILL]
 
     assert asyncio.run(scenario()) == [False, True, True, True]
 
 
 def test_terminate_reaches_the_leader_alone(tmp_path: Path) -> None:
     async def scenario() -> tuple[ExitStatus, list[int]]:
-        tree = ProcessTree.spawn(python(STAY, str(tmp_path)), mark="run:3", stdout=subprocess.DEVNULL)
-        await until((tmp_path / "leader").exists, "the tree stands")
-        tree.terminate()
-        status = await tree.wait()
-        left = running(pids(tmp_path))
-        await tree.kill_tree()
-        tree.close_pipes()
-        return status, left
+        async with planted(python(STAY, str(tmp_path))) as tree:
+            await until((tmp_path / "leader").exists)
+            tree.terminate()
+            return await tree.wait(), running(pids(tmp_path))
 
     status, left = asyncio.run(scenario())
 
@@ -163,7 +169,7 @@ def test_exit_status_tells_code_from_signal(
     async def scenario() -> list[ExitStatus | None]:
         if not has_pidfd:
             monkeypatch.setattr(processes.os, "pidfd_open", refuse)
-        tree = ProcessTree.spawn(python(code), mark="run:4", stdout=2, stderr=subprocess.DEVNULL)
+        tree = ProcessTree.spawn(python(code), mark=MARK, stdout=2, stderr=subprocess.DEVNULL)
         early = tree.exit_status
         return [early, await tree.wait(), tree.exit_status, await tree.kill_tree(), await tree.kill_tree()]
 
@@ -176,12 +182,11 @@ def test_child_gets_null_stdin_pipes_mark_and_descriptors(tmp_path: Path) -> Non
     async def scenario() -> tuple[bytes, bytes, ExitStatus]:
         memory = processes.create_memfd("outbox")
         argv = python(code, str(memory))
-        tree = ProcessTree.spawn(argv, mark="run:5", env={"ONLY": "this"}, cwd=str(tmp_path), pass_fds=[memory])
-        status = await tree.wait()
-        assert tree.stdout_fd is not None
-        out = os.read(tree.stdout_fd, 65536)
-        await tree.kill_tree()
-        tree.close_pipes()
+        options = {"env": {"ONLY": "this"}, "cwd": str(tmp_path), "pass_fds": [memory], "stdout": subprocess.PIPE}
+        async with planted(argv, **options) as tree:
+            status = await tree.wait()
+            assert tree.stdout_fd is not None
+            out = os.read(tree.stdout_fd, 65536)
         content = os.pread(memory, 100, 0)
         os.close(memory)
         return out, content, status
@@ -190,7 +195,7 @@ def test_child_gets_null_stdin_pipes_mark_and_descriptors(tmp_path: Path) -> Non
 
     assert status == ExitStatus(0, 0)
     assert content == b"memory"
-    assert out.startswith(b"['', environ({'ONLY': 'this', 'FLODL_RUN_MARK': 'run:5'")
+    assert out.startswith(f"['', environ({{'ONLY': 'this', 'FLODL_RUN_MARK': '{MARK}'".encode())
     assert str(tmp_path).encode() in out
 
 
@@ -199,7 +204,7 @@ def test_program_that_cannot_start_leaves_no_descriptor(argv: list[str]) -> None
     async def scenario() -> tuple[int, int]:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match=argv[0]):
-            ProcessTree.spawn(argv, mark="run:6")
+            ProcessTree.spawn(argv, mark=MARK)
         return before, len(os.listdir("/proc/self/fd"))
 
     before, after = asyncio.run(scenario())
@@ -220,25 +225,22 @@ while True:
     async def scenario() -> list[processes.ProcessId]:
         parent = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]]);"
         argv = python(parent + "time.sleep(100)", code, str(tmp_path / "storm"))
-        tree = ProcessTree.spawn(argv, mark="run:7", stdout=subprocess.DEVNULL)
-        await until((tmp_path / "storm").exists, "the storm began")
-        await tree.kill_tree()
-        tree.close_pipes()
-        return tree.members()
+        async with planted(argv) as tree:
+            await until((tmp_path / "storm").exists)
+            await tree.kill_tree()
+            return tree.members()
 
     assert asyncio.run(scenario()) == []
 
 
 def test_tree_that_does_not_go_in_time_is_an_error_that_names_it() -> None:
     async def scenario() -> str:
-        tree = ProcessTree.spawn(python("import time; time.sleep(100)"), mark="run:8", stdout=2)
-        with pytest.raises(DeadlineExceeded) as error:
-            await tree.kill_tree(deadline_s=-1)
-        await tree.kill_tree()
-        tree.close_pipes()
-        return str(error.value).replace(str(tree.pid), "PID")
+        async with planted(python("import time; time.sleep(100)")) as tree:
+            with pytest.raises(DeadlineExceeded) as error:
+                await tree.kill_tree(deadline_s=-1)
+            return str(error.value).replace(str(tree.pid), "PID")
 
-    assert asyncio.run(scenario()) == "process tree run:8: pids PID are still there after SIGKILL"
+    assert asyncio.run(scenario()) == f"process tree {MARK}: pids PID are still there after SIGKILL"
 
 
 def as_subreaper(scenario: str) -> str:
@@ -246,6 +248,7 @@ def as_subreaper(scenario: str) -> str:
     code = f"""
 import asyncio, os, subprocess, sys, time
 from flodl.runtime.processes import *
+MARK = {MARK!r}
 async def scenario():
 {scenario}
 become_subreaper()
@@ -263,7 +266,7 @@ def test_reaper_takes_adopted_orphans_and_no_status_of_asyncio() -> None:
     slow = "import os, subprocess; subprocess.Popen(['sleep', '0.2'], start_new_session=True); os._exit(0)"
     parents = [await asyncio.create_subprocess_exec(sys.executable, "-c", slow) for _ in range(10)]
     mine = [await asyncio.create_subprocess_exec("bash", "-c", f"exit {n}") for n in range(20)]
-    tree = ProcessTree.spawn(["bash", "-c", "exit 9"], mark="run:9", stdout=2)
+    tree = ProcessTree.spawn(["bash", "-c", "exit 9"], mark=MARK, stdout=2)
     reaped, deadline = [], time.monotonic() + 20
     await tree.wait()
     while len(reaped) < 10 and time.monotonic() < deadline:
@@ -277,7 +280,7 @@ def test_reaper_takes_adopted_orphans_and_no_status_of_asyncio() -> None:
 
 def test_kill_tree_of_a_subreaper_leaves_no_zombie() -> None:
     out = as_subreaper("""
-    tree = ProcessTree.spawn(["bash", "-c", "for i in 1 2 3; do (setsid sleep 100 &); done; sleep 100"], mark="run:1")
+    tree = ProcessTree.spawn(["bash", "-c", "for i in 1 2 3; do (setsid sleep 100 &); done; sleep 100"], mark=MARK)
     while len(tree.members()) < 4:
         await asyncio.sleep(0.01)
     await tree.kill_tree()
