@@ -115,8 +115,8 @@ def _query(
         query["since"] = int(since_s)
     if ranks is not None:
         query["ranks"] = ",".join(map(str, sorted(ranks)))
-    if len(hosts) == 1:
-        query["host"] = hosts[0]
+    if hosts:
+        query["host"] = ",".join(hosts)
     if stream is not None:
         query["stream"] = stream
     return query

@@ -1,0 +1,124 @@
+"""The client of a controller, against the real port mux with a small HTTP answerer behind it."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.launch.control import ControllerClient
+from flodl.messages import StopAccepted, StopRequest
+from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.mux import Handlers, PortMux, Run
+from flodl.runtime.ports import listen, port_of
+from flodl.runtime.streams import FramedStream
+from flodl.wire.handshake import Peer, derive_read_token
+
+TOKEN = b"\x5e" * 32
+RUN_ID = "20261129-213045-ab12"
+
+
+@dataclass
+class Site:
+    port: int
+    heard: list[StopRequest] = field(default_factory=list)
+    requests: list[bytes] = field(default_factory=list)
+    body: bytes = b'{"phase": "training"}'
+    status: bytes = b"200 OK"
+
+    def client(self, token: bytes = TOKEN, run_id: str = RUN_ID) -> ControllerClient:
+        return ControllerClient(run_id, token, "127.0.0.1", self.port)
+
+    async def on_control(self, peer: Peer, stream: FramedStream) -> None:
+        async with stream:
+            message = await stream.receive()
+            assert isinstance(message, StopRequest)
+            self.heard.append(message)
+            stream.send(StopAccepted("training"))
+
+    async def on_bulk(self, peer: Peer, sock: socket.socket) -> None:
+        sock.close()
+
+    async def on_http(self, sock: socket.socket) -> None:
+        reader, writer = await asyncio.open_connection(sock=sock)
+        self.requests.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 %s\r\nTransfer-Encoding: chunked\r\n\r\n" % self.status)
+        for piece in (self.body[:7], self.body[7:]):
+            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b"")
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+def site(wait_until: Callable[..., object]) -> Iterator[Site]:
+    sockets = listen("127.0.0.1", 0)
+    made = Site(port_of(sockets))
+    loop = asyncio.new_event_loop()
+    mux = PortMux(sockets, Run(RUN_ID, TOKEN), Handlers(made.on_control, made.on_bulk, made.on_http), MonotonicClock())
+    serving = loop.create_task(mux.serve())
+
+    def work() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(serving)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield made
+    loop.call_soon_threadsafe(serving.cancel)
+    thread.join(10)
+    loop.close()
+    for sock in sockets:
+        sock.close()
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_stop_is_said_over_the_control_protocol(site: Site, abort: bool) -> None:
+    assert site.client().stop("fdl stop", abort=abort, exit_code=143) == "training"
+    assert site.heard == [StopRequest("fdl stop", abort, 143)]
+
+
+@pytest.mark.parametrize("change", [{"token": b"\x00" * 32}, {"run_id": "another"}])
+def test_another_runs_client_is_refused_and_told_why(site: Site, change: dict[str, object]) -> None:
+    with pytest.raises(RemoteProtocolError) as caught:
+        site.client(**change).stop("x", abort=False, exit_code=143)  # type: ignore[arg-type]
+    assert TOKEN.hex() not in str(caught.value)
+    assert site.heard == []
+
+
+def test_state_is_read_with_the_read_token_and_never_the_runs(site: Site) -> None:
+    assert site.client().state() == {"phase": "training"}
+    (request,) = site.requests
+    assert f"Bearer {derive_read_token(TOKEN)}".encode() in request
+    assert TOKEN.hex().encode() not in request
+
+
+def test_streams_come_line_by_line_and_skip_what_is_no_object(site: Site) -> None:
+    site.body = b'{"seq": 1}\n\n[]\n' + json.dumps({"seq": 2, "text": "é" * 5000}).encode() + b"\n"
+    lines = list(site.client().follow("/events", {"cursor": 0, "follow": 1}))
+    assert [line["seq"] for line in lines] == [1, 2]
+    assert b"GET /events?cursor=0&follow=1 " in site.requests[0]
+
+
+@pytest.mark.parametrize(("status", "body"), [(b"401 Unauthorized", b"token"), (b"200 OK", b"{broken\n")])
+def test_answer_that_is_none_is_a_lost_peer(site: Site, status: bytes, body: bytes) -> None:
+    site.status, site.body = status, body
+    with pytest.raises(PeerLost, match=rf"127.0.0.1:{site.port}"):
+        list(site.client().follow("/logs", {}))
+    with pytest.raises(PeerLost):
+        site.client().state()
+
+
+def test_controller_that_is_gone_is_a_lost_peer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    client = ControllerClient(RUN_ID, TOKEN, "127.0.0.1", port)
+    with pytest.raises(PeerLost):
+        client.stop("x", abort=False, exit_code=143)
+    with pytest.raises(PeerLost):
+        client.state()

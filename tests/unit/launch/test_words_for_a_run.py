@@ -1,0 +1,186 @@
+"""The live line, log lines, the headline at the end, and a terminal on which they do not mix."""
+
+import io
+import os
+import pty
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+import pytest
+
+from flodl.launch import terminal
+from flodl.launch.headline import describe_outcome, last_lines
+from flodl.launch.progress import Progress, duration, epoch_line, log_line
+from flodl.launch.rundir import RunDir
+from flodl.launch.terminal import Terminal
+
+FAILURE = {
+    "kind": "exception",
+    "host": "node-b",
+    "rank": 2,
+    "error": "ValueError: boom",
+    "traceback": "Traceback\nValueError: boom",
+    "exit_code": 1,
+    "signal": 0,
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    (tmp_path / "logs").mkdir()
+    return RunDir(tmp_path)
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+def test_live_line_has_epoch_loss_rate_and_time_left() -> None:
+    progress = Progress()
+    state = {"phase": "training", "epoch": 0, "num_epochs": 2, "samples_merged": 0, "epoch_samples": 100, "ranks": []}
+    progress.line(state, 10.0)
+    ranks = [{"loss": 1.0, "share": 0.75}, {"loss": 2.0, "share": 0.25}, {"loss": None}]
+    line = progress.line({**state, "epoch": 1, "samples_merged": 50, "ranks": ranks}, 20.0)
+    assert "epoch 2/2" in line
+    assert "50%" in line
+    assert "loss 1.25" in line
+    assert "15 samples/s" in line
+    assert "left 3.3s" in line
+
+
+def test_live_line_before_training_is_the_phase() -> None:
+    assert Progress().line({"phase": "waiting", "num_epochs": None}, 0.0) == "waiting"
+
+
+def test_rate_forgets_what_is_long_past() -> None:
+    progress = Progress()
+    state = {"phase": "training", "epoch": 0, "num_epochs": 1, "epoch_samples": 1000}
+    for second in range(100):
+        line = progress.line({**state, "samples_merged": min(second, 50) * 10}, float(second))
+    assert "samples/s" not in line
+
+
+def test_epoch_line_counts_from_one() -> None:
+    fields = {"epoch": 0, "num_epochs": 3, "loss": 0.5, "samples": 100, "epoch_ms": 2000.0}
+    assert epoch_line(fields) == "fdl: epoch 1/3  loss 0.5  50 samples/s  2.0s"
+    assert epoch_line({"epoch": 0, "loss": None}) == "fdl: epoch 1"
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ({"rank": 2, "host": "b", "text": "hi\n"}, "b:2: hi"),
+        ({"rank": -1, "host": "", "text": "from the head"}, "from the head"),
+        ({"rank": 0, "host": "a", "text": " 10%\r 20%\r"}, "a:0:  20%"),
+        ({"rank": 0, "host": "a", "text": ""}, "a:0: "),
+    ],
+)
+def test_log_lines_carry_host_and_rank(line: dict[str, object], shown: str) -> None:
+    assert log_line(line) == shown
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.04, "0.0s"), (42.4, "42s"), (185, "3m05s"), (7620, "2h07m")])
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+# ------------------------------------------------------------------------------------------------------------ headline
+def test_headline_is_the_first_failure_with_its_last_lines_and_log(run: RunDir) -> None:
+    log = run.logs / "rank2.stderr.log"
+    log.write_bytes(b"".join(b"line %d\n" % number for number in range(100)) + b"ValueError: \xff boom\n")
+    outcome = {"status": "failed", "message": "rank 2 failed", "failure": FAILURE, "collateral": 2, "losses": [FAILURE]}
+    state = {"ranks": [{"rank": 2, "device": "cuda:0"}]}
+    lines = describe_outcome(run, outcome, state)
+    assert lines[0].endswith("failed: rank 2 failed")
+    assert lines[1] == "first failure: rank 2 on node-b (cuda:0): ValueError: boom"
+    assert lines[3:5] == ["  | line 61", "  | line 62"]
+    assert lines[42] == "  | ValueError: \\xff boom"
+    assert f"full log: {log}" in lines
+    assert "2 more failure(s) only followed from it" in lines
+    assert lines[-1] == "1 loss(es) were tolerated: rank 2 on node-b"
+
+
+def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:
+    lines = describe_outcome(run, {"status": "failed", "failure": FAILURE}, {})
+    assert "  | ValueError: boom" in lines
+
+
+@pytest.mark.parametrize(
+    ("change", "who"),
+    [({"rank": -1, "kind": "host lost"}, "host node-b"), ({"rank": -1, "kind": "head"}, "the head")],
+)
+def test_headline_names_hosts_and_the_head(run: RunDir, change: dict[str, object], who: str) -> None:
+    lines = describe_outcome(run, {"status": "failed", "failure": {**FAILURE, **change}}, {})
+    assert who in lines[1]
+
+
+def test_completed_run_needs_one_line(run: RunDir) -> None:
+    assert len(describe_outcome(run, {"status": "completed", "message": ""}, {})) == 1
+
+
+def test_last_lines_keep_an_unfinished_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"a\nb\nc")
+    assert last_lines(tmp_path / "log", 2) == ["b", "c"]
+    assert last_lines(tmp_path / "none") == []
+
+
+# ------------------------------------------------------------------------------------------------------------ terminal
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    reader, writer = pty.openpty()
+    with open(writer, "w", encoding="utf-8") as stream:
+        yield stream, reader
+    os.close(reader)
+
+
+def test_live_line_is_removed_before_output_and_drawn_again(screen: tuple[TextIO, int]) -> None:
+    stream, reader = screen
+    shown = Terminal(out=stream, err=stream)
+    shown.show("working")
+    shown.result("output")
+    shown.close()
+    expected = b"working\r\x1b[Koutput\r\nworking\r\x1b[K"
+    assert b"".join(os.read(reader, 1) for _ in expected) == expected
+
+
+@pytest.mark.parametrize(("variable", "code"), [("", b"\x1b[31mbad\x1b[0m"), ("1", b"bad")])
+def test_no_color_is_honoured(
+    screen: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch, variable: str, code: bytes
+) -> None:
+    monkeypatch.setenv("NO_COLOR", variable)
+    stream, reader = screen
+    Terminal(out=stream, err=stream).say("bad", terminal_red())
+    assert os.read(reader, 4096).strip() == code
+
+
+def terminal_red() -> str:
+    from flodl.launch.viewer import RED
+
+    return RED
+
+
+def test_without_a_terminal_there_are_plain_lines_only() -> None:
+    out, err = io.StringIO(), io.StringIO()
+    shown = Terminal(out, err)
+    shown.show("working")
+    shown.result("output")
+    shown.say("chatter", "31")
+    shown.close()
+    assert (out.getvalue(), err.getvalue()) == ("output\n", "chatter\n")
+
+
+def test_text_that_the_stream_cannot_encode_is_escaped() -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Terminal(out, io.StringIO()).result("é\udcff")
+    out.seek(0)
+    assert out.read() == "\\xe9\\udcff\n"
+
+
+def test_drawing_is_bounded_in_rate(screen: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "REFRESH_S", 1000.0)
+    stream, reader = screen
+    shown = Terminal(out=stream, err=stream)
+    shown._drawn_at_s = -2000.0
+    for number in range(100):
+        shown.show(f"step {number}")
+    assert os.read(reader, 4096) == b"step 0"
