@@ -61,6 +61,16 @@ class HostSums:
         self._is_closed = False
 
     @property
+    def hosts(self) -> tuple[HostName, ...]:
+        """Who takes part, in the order of addition."""
+        return tuple(self._received)
+
+    @property
+    def total_bytes(self) -> int:
+        """Size of one image."""
+        return self._layout.total_bytes
+
+    @property
     def is_complete(self) -> bool:
         """Whether the whole result has been summed."""
         with self._lock:

@@ -126,7 +126,7 @@ class JobCore:
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
         self._head_code: int | None = None if settings.has_head else 0
-        self._head_told = False
+        self.is_head_told = False
         self._state_from: RankId | None = None
         self._state_path = ""
         self._hosts_told = False
@@ -402,7 +402,7 @@ class JobCore:
 
     def _on_head_exited(self, event: HeadExited, now_s: float) -> list[JobAction]:
         self._head_code = code = end.process_exit_code(event.code, event.signal)
-        if self.ending.is_decided or (self._head_told and not code):
+        if self.ending.is_decided or (self.is_head_told and not code):
             return []
         error = f"signal {event.signal}" if event.signal else f"code {event.code}"
         message = f"the head (the script on the controller's machine) ended with {error}"
@@ -518,8 +518,8 @@ class JobCore:
         self.training = Training(first.settings, first.layout, first.merge_single_tail, self.membership, stall_s, now_s)
         self._deadline_s = None
         actions: list[JobAction] = [Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", {})]
-        for rank in ranks:
-            actions.append(SendHost(self.membership[rank].host, Admitted(rank, len(self.membership), ranks)))
+        size = len(self.membership)
+        actions += [SendHost(self.membership[rank].host, Admitted(rank, size, ranks)) for rank in ranks]
         return actions + self.training.begin(now_s)
 
     def _proceed_training(self, now_s: float) -> list[JobAction]:
@@ -574,9 +574,9 @@ class JobCore:
         return []
 
     def _tell_head(self) -> list[JobAction]:
-        if self._head_told or not self._settings.has_head:
+        if self.is_head_told or not self._settings.has_head:
             return []
-        self._head_told = True
+        self.is_head_told = True
         path = "" if self._state_path == "-" else self._state_path
         return [SendHead(RunEnded(self.ending.status, self.ending.message, path))]
 

@@ -1,0 +1,111 @@
+"""The head's process: the user's script on this machine, in head role, under a warden that ends it if we vanish."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from flodl.core.events import HeadExited, JobEvent
+from flodl.errors import DeadlineExceeded
+from flodl.launch.plan import RunSpec
+from flodl.monitor.log_store import HEAD, LogStore
+from flodl.runtime.processes import ProcessTree
+
+PARENT_GONE_GRACE_S: Final = 5.0
+PIPE_BYTES: Final = 64 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class HeadProcess:
+    """Started by ``live``; its end is an event."""
+
+    def __init__(self, spec: RunSpec, address: str, token_path: Path, logs: LogStore) -> None:
+        """``address`` is ``host:port`` of this controller."""
+        self._spec, self._address, self._token_path, self._logs = spec, address, token_path, logs
+        self._tree: ProcessTree | None = None
+        self._offsets = {"stdout": 0, "stderr": 0}
+
+    async def live(self, post: Callable[[JobEvent], None]) -> None:
+        """Start the script, keep its output, report its end."""
+        reader, writer = os.pipe()
+        try:
+            self._tree = self._spawn(reader)
+        except OSError as error:
+            _log.error("the head does not start: %s", error)
+            os.close(writer)
+            post(HeadExited(127, 0))
+            return
+        finally:
+            os.close(reader)
+        pipes = [
+            asyncio.create_task(self._read(name, fd))
+            for name, fd in (("stdout", self._tree.stdout_fd), ("stderr", self._tree.stderr_fd))
+            if fd is not None
+        ]
+        self._tree.stdout_fd = self._tree.stderr_fd = None
+        try:
+            status = await self._tree.wait()
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tree.kill_tree()
+            await asyncio.wait(pipes, timeout=1.0)
+            post(HeadExited(status.code, status.signal))
+        finally:
+            os.close(writer)
+            for pipe in pipes:
+                pipe.cancel()
+
+    async def stop(self, grace_s: float) -> None:
+        """SIGTERM to the script, ``grace_s``, then SIGKILL to its tree."""
+        if self._tree is None:
+            return
+        self._tree.terminate()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._tree.wait(), grace_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL to the whole tree."""
+        if self._tree is not None:
+            with contextlib.suppress(DeadlineExceeded):
+                await self._tree.kill_tree()
+
+    def _spawn(self, parent_fd: int) -> ProcessTree:
+        spec = self._spec
+        ticket = {"run_id": spec.run_id, "address": self._address, "token_file": str(self._token_path)}
+        if spec.cluster_file:
+            ticket["cluster_file"] = spec.cluster_file
+        env = {
+            "PYTHONUNBUFFERED": "1",
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "",
+            **spec.env,
+            "FDL_RUN_ID": spec.run_id,
+            "FLODL_ROLE": "head:" + json.dumps(ticket),
+        }
+        os.set_inheritable(parent_fd, True)
+        warden = [spec.python, "-P", "-m", "flodl_daemon.warden", "--parent-fd", str(parent_fd)]
+        argv = [*warden, "--grace", f"{PARENT_GONE_GRACE_S:g}", "--", spec.python, *spec.script]
+        return ProcessTree.spawn(argv, mark=f"{spec.run_id}:head", env=env, cwd=spec.cwd, pass_fds=(parent_fd,))
+
+    async def _read(self, name: str, fd: int) -> None:
+        """Move the pipe's bytes into the store until its end."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(fd, readable.set)
+        try:
+            while True:
+                await readable.wait()
+                readable.clear()
+                with contextlib.suppress(BlockingIOError):
+                    while data := os.read(fd, PIPE_BYTES):
+                        self._logs.append(HEAD, name, self._offsets[name], data)
+                        self._offsets[name] += len(data)
+                    return
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)

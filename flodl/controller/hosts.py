@@ -1,0 +1,91 @@
+"""Brings up the roster's daemons and keeps hold of them: ssh logins live as long as the run."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from flodl.core.events import HostFailed, JobEvent
+from flodl.errors import FlodlError, HostUnreachable
+from flodl.ids import HostName
+from flodl.launch.local import start_local
+from flodl.launch.plan import HostKind, HostPlan, RunSpec, bootstrap_for
+from flodl.launch.running import RunningDaemon
+
+JOIN_S: Final = 90.0
+"""From a daemon's start to its hello: it looks for us for 60 s."""
+
+CLOSE_S: Final = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class Roster:
+    """Starts every host's daemon and tells the core of those that fail."""
+
+    def __init__(
+        self, spec: RunSpec, token: str, controllers: tuple[str, ...], logs: Path, post: Callable[[JobEvent], None]
+    ) -> None:
+        """``token`` in hex; ``controllers`` are addresses to dial; ``logs`` the folder of the hosts' logs."""
+        self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
+        self._daemons: dict[HostName, RunningDaemon] = {}
+        self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
+        self._logins: asyncio.Semaphore | None = None
+
+    def joined(self, host: HostName) -> None:
+        """The daemon has said hello."""
+        if host in self._joined:
+            self._joined[host].set()
+
+    async def bring_up(self, host: HostPlan) -> None:
+        """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        try:
+            daemon = await self._start(host)
+        except HostUnreachable as error:
+            self._post(HostFailed(host.name, error.stage, error.reason, error.remedy))
+            return
+        except (FlodlError, OSError) as error:
+            self._post(HostFailed(host.name, "start", str(error), ""))
+            return
+        self._daemons[host.name] = daemon
+        await self._see_join(host.name, daemon)
+
+    async def close(self) -> None:
+        """Let go of every daemon; those that still run are asked to end."""
+        closing = [asyncio.create_task(daemon.close()) for daemon in self._daemons.values()]
+        if closing:
+            await asyncio.wait(closing, timeout=CLOSE_S)
+        self._daemons.clear()
+
+    async def _start(self, host: HostPlan) -> RunningDaemon:
+        bootstrap = bootstrap_for(self._spec, host, self._token, self._controllers)
+        log_path = self._logs / f"daemon-{host.name}.log"
+        if host.kind is HostKind.LOCAL:
+            return await start_local(host, bootstrap, log_path)
+        from flodl.launch.ssh import start_host  # asyncssh takes 0.3 s to import, and only remote hosts need it
+        from flodl.launch.ssh_login import MAX_PARALLEL_LOGINS
+
+        if self._logins is None:
+            self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
+        return await start_host(host, bootstrap, log_path, self._logins, self._spec.port)
+
+    async def _see_join(self, host: HostName, daemon: RunningDaemon) -> None:
+        joined = asyncio.create_task(self._joined[host].wait())
+        ended = asyncio.create_task(daemon.wait())
+        try:
+            await asyncio.wait({joined, ended}, timeout=JOIN_S, return_when=asyncio.FIRST_COMPLETED)
+            if joined.done():
+                return
+            if ended.done():
+                reason = f"its daemon {ended.result().reason} before it joined"
+            else:
+                reason = f"its daemon has not reached the controller within {JOIN_S:g} s"
+            remedy = (
+                f"its log is {self._logs / f'daemon-{host}.log'}; check that the host can reach the controller at "
+                f"{' or '.join(self._controllers) or 'the address of this machine'}"
+            )
+            self._post(HostFailed(host, "join", reason, remedy))
+        finally:
+            for task in (joined, ended):
+                task.cancel()

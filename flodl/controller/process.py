@@ -1,0 +1,352 @@
+"""The controller's shell around JobCore: sockets, daemons, the head and the disk become events, actions become work.
+
+No user code, no torch: it is up in a fraction of a second and nothing a script does can touch its scheduling.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import signal
+import socket
+from collections.abc import Coroutine
+from typing import Any, Final, assert_never
+
+from flodl.averaging.store_table import StoreTable
+from flodl.config.address import format_address, is_unspecified
+from flodl.controller.bulk import BulkHub
+from flodl.controller.head import HeadProcess
+from flodl.controller.hosts import Roster
+from flodl.controller.http import HttpServer, View
+from flodl.core import actions as act
+from flodl.core import events as ev
+from flodl.core.job import JobCore, JobSettings
+from flodl.core.liveness import LivenessSettings
+from flodl.core.view import snapshot
+from flodl.core.window import JoinSettings
+from flodl.errors import PeerLost, ProtocolError, RemoteProtocolError
+from flodl.ids import HostName, RankId
+from flodl.launch import listening
+from flodl.launch.document import dump, load
+from flodl.launch.plan import RunSpec
+from flodl.launch.rundir import ControllerInfo, RunDir, process_started
+from flodl.messages import (
+    FromDaemon,
+    HeadError,
+    HeadReady,
+    HostHello,
+    LogChunk,
+    StopAccepted,
+    StopHost,
+    StopRequest,
+    StoreRequest,
+    ToHead,
+)
+from flodl.monitor.event_log import EventLog, strict
+from flodl.monitor.log_store import LogStore
+from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.driver import Driver
+from flodl.runtime.mux import Handlers, PortMux, Run
+from flodl.runtime.ports import listen
+from flodl.runtime.streams import FramedStream
+from flodl.wire.handshake import Peer, Role, derive_read_token
+
+LAST_READERS_S: Final = 5.0
+"""After the run's end: how long followers may take to read the rest."""
+
+EXPIRE_S: Final = 0.5
+STATE_EVERY_S: Final = 1.0
+
+_log = logging.getLogger(__name__)
+
+
+async def serve(run: RunDir) -> None:
+    """Serve the run in ``run`` to its end.
+
+    Raises:
+        ConfigError: the run's directory or token cannot be read.
+        PreflightError: the port cannot be had.
+    """
+    spec = load(RunSpec, run.run_json.read_bytes())
+    token = run.read_token()
+    sockets = listening.inherited(os.environ) or listen(spec.bind_host, spec.port)
+    await Controller(run, spec, token, sockets).run()
+
+
+class Controller:
+    """One run's controller; see the module docstring."""
+
+    def __init__(self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket]) -> None:
+        self._run, self._spec, self._token, self._sockets = run, spec, token, sockets
+        self._clock = MonotonicClock()
+        host, self._port = listening.dial_address(sockets[0])
+        self._address = spec.advertise or host
+        self._core = JobCore(_job_settings(spec), self._clock.now_s())
+        self._driver: Driver[ev.JobEvent, act.JobAction] = Driver(
+            self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
+        )
+        self._events = EventLog(run.path / "events.jsonl")
+        self._logs = LogStore(run.logs)
+        self._store = StoreTable()
+        self._bulk = BulkHub(run.path / "final.safetensors", self._on_state)
+        self._streams: dict[HostName, FramedStream] = {}
+        self._head_stream: FramedStream | None = None
+        self._state_owner: tuple[HostName, RankId] | None = None
+        self._stored: dict[tuple[HostName, RankId], ev.StateStored] = {}
+        self._outcome: act.Outcome | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        where = format_address(self._address, self._port)
+        self._roster = Roster(spec, token.hex(), self._dial_candidates(), run.logs, self._driver.post)
+        self._head = HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
+        self._http = HttpServer(self._view())
+        _log.info("controller of run %s listens on %s", spec.run_id, where)
+
+    async def run(self) -> None:
+        """Serve until the core ends the run."""
+        self._loop = asyncio.get_running_loop()
+        self._watch_signals()
+        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve)
+        mux = PortMux(self._sockets, Run(self._spec.run_id, self._token), handlers, self._clock)
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                services = [
+                    tasks.create_task(mux.serve(), name="port"),
+                    tasks.create_task(self._expire_rendezvous(), name="rendezvous"),
+                    tasks.create_task(self._write_state(), name="state"),
+                ]
+                self._announce()
+                services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
+                if self._spec.spawns_head:
+                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                await self._driver.run()
+                await self._finish()
+                for service in services:
+                    service.cancel()
+        finally:
+            await self._head.kill()
+            await self._roster.close()
+            self._bulk.close()
+            self._logs.close()
+            for sock in self._sockets:
+                sock.close()
+
+    # ------------------------------------------------------------------------------------------------------ start
+    def _dial_candidates(self) -> tuple[str, ...]:
+        """What daemons dial: the configured address verbatim, else ours where we are bound to one."""
+        if self._spec.advertise:
+            return (format_address(self._spec.advertise, self._port),)
+        bound = self._sockets[0].getsockname()[0]
+        return () if is_unspecified(bound) else (format_address(bound, self._port),)
+
+    def _announce(self) -> None:
+        started = process_started(os.getpid())
+        assert started is not None
+        host, port = listening.dial_address(self._sockets[0])
+        self._run.write("controller.json", dump(ControllerInfo(os.getpid(), started, host, port)))
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+            loop.add_signal_handler(number, self._driver.post, ev.StopAsked(number.name, False, code))
+        loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the run goes on")
+
+    def _view(self) -> View:
+        names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
+        names |= {str(sock.getsockname()[0]) for sock in self._sockets} | {self._spec.bind_host.lower()}
+        return View(
+            self.state, self._events, self._logs, self._host_of, derive_read_token(self._token), frozenset(names)
+        )
+
+    def _host_of(self, rank: RankId) -> HostName:
+        return self._core.membership[rank].host if rank in self._core.membership else ""
+
+    # ------------------------------------------------------------------------------------------------ connections
+    async def _on_control(self, peer: Peer, stream: FramedStream) -> None:
+        async with stream:
+            match peer.role:
+                case Role.DAEMON:
+                    await self._serve_daemon(peer.host, stream)
+                case Role.HEAD:
+                    await self._serve_head(stream)
+                case Role.CLIENT:
+                    await self._serve_client(stream)
+                case _:
+                    assert_never(peer.role)
+
+    async def _serve_daemon(self, host: HostName, stream: FramedStream) -> None:
+        hello = await stream.receive()
+        if not isinstance(hello, HostHello) or hello.host != host:
+            raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
+        if host in self._streams:
+            stream.send(StopHost(f"host {host} has already joined this run", 0.0))
+            return
+        self._streams[host] = stream
+        self._roster.joined(host)
+        await self._driver.put(ev.HostSaid(host, hello))
+        reason = "closed"
+        try:
+            while True:
+                await self._take(host, await stream.receive())  # type: ignore[arg-type]  # FromDaemon, by vocabulary
+        except (PeerLost, ProtocolError) as error:
+            reason = str(error)
+        finally:
+            if self._streams.get(host) is stream:
+                del self._streams[host]
+                self._bulk.drop(host)
+                self._driver.post(ev.HostDropped(host, reason))
+
+    async def _take(self, host: HostName, message: FromDaemon) -> None:
+        match message:
+            case LogChunk(rank, name, offset, data):
+                if self._host_of(rank) == host:
+                    self._logs.append(rank, name, offset, data)
+            case StoreRequest(rank):
+                if self._host_of(rank) == host and rank in self._core.membership.live:
+                    self._reply(self._store.handle(rank, message, self._clock.now_s()))
+            case _:
+                await self._driver.put(ev.HostSaid(host, message))
+
+    async def _serve_head(self, stream: FramedStream) -> None:
+        if self._head_stream is not None:
+            return
+        self._head_stream = stream
+        try:
+            while True:
+                message = await stream.receive()
+                if isinstance(message, HeadReady | HeadError | StopRequest):
+                    await self._driver.put(ev.HeadSaid(message))
+        except PeerLost as error:
+            if not self._spec.spawns_head:  # its process is not our child: the connection is all we see of it
+                self._driver.post(ev.HeadExited(0 if self._core.is_head_told else 1, 0))
+            _log.info("%s", error)
+        finally:
+            self._head_stream = None
+
+    async def _serve_client(self, stream: FramedStream) -> None:
+        with contextlib.suppress(PeerLost):
+            message = await stream.receive()
+            if isinstance(message, StopRequest):
+                stream.send(StopAccepted(str(self._core.phase)))
+                await self._driver.put(ev.StopAsked(message.source, message.abort, message.exit_code))
+
+    async def _on_bulk(self, peer: Peer, sock: socket.socket) -> None:
+        if peer.role is Role.DAEMON:
+            self._bulk.attach(peer.host, sock)
+        else:
+            sock.close()
+
+    # ----------------------------------------------------------------------------------------------------- actions
+    def _execute(self, action: act.JobAction) -> None:
+        match action:
+            case act.SendHost(host, message):
+                if host in self._streams:
+                    self._streams[host].send(message)
+            case act.SendHead(message):
+                self._send_head(message)
+            case act.DropHost(host):
+                self._bulk.drop(host)
+                stream = self._streams.pop(host, None)
+                if stream is not None:
+                    self._spawn(stream.close())
+            case act.OpenReduction(key, hosts, layout):
+                self._bulk.open_sum(key, hosts, layout)
+            case act.CloseReduction(key):
+                self._bulk.close_sum(key)
+            case act.ResetStore():
+                self._reply(self._store.clear_prefix(""))
+            case act.ReceiveState(host, rank):
+                self._state_owner = (host, rank)
+                self._deliver_state()
+            case act.StopHead(grace_s):
+                self._spawn(self._head.stop(grace_s))
+            case act.Record():
+                self._events.add(action)
+            case act.EndRun(outcome):
+                self._outcome = outcome
+                self._driver.stop()
+            case _:
+                assert_never(action)
+
+    def _send_head(self, message: ToHead) -> None:
+        if self._head_stream is not None:
+            self._head_stream.send(message)
+
+    def _reply(self, replies: list[tuple[RankId, Any]]) -> None:
+        for rank, reply in replies:
+            stream = self._streams.get(self._host_of(rank))
+            if stream is not None:
+                stream.send(reply)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._tasks is not None
+        self._tasks.create_task(work)
+
+    def _on_state(self, host: HostName, rank: RankId, path: str, error: str) -> None:
+        """From a bulk thread."""
+        event = ev.StateStored(path, error)
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
+            self._loop.call_soon_threadsafe(self._keep_state, (host, rank), event)
+
+    def _keep_state(self, owner: tuple[HostName, RankId], event: ev.StateStored) -> None:
+        self._stored[owner] = event
+        self._deliver_state()
+
+    def _deliver_state(self) -> None:
+        if self._state_owner in self._stored:
+            self._driver.post(self._stored.pop(self._state_owner))
+
+    # ------------------------------------------------------------------------------------------------------- state
+    def state(self) -> dict[str, Any]:
+        """state.json."""
+        view = snapshot(self._core, self._clock.now_s())
+        outcome = None if self._outcome is None else dataclasses.asdict(self._outcome)
+        if outcome is not None:
+            view["phase"] = {"completed": "done"}.get(outcome["status"], outcome["status"])
+        named = {"run_id": self._spec.run_id, "name": self._spec.name, **view, "outcome": outcome}
+        return dict(strict(named))
+
+    async def _expire_rendezvous(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self._reply(self._store.expire(self._clock.now_s()))
+
+    async def _write_state(self) -> None:
+        """Keep state.json on disk, for whoever looks when we are gone."""
+        while True:
+            self._save_state()
+            await asyncio.sleep(STATE_EVERY_S)
+
+    def _save_state(self) -> None:
+        try:
+            self._run.write("state.json", json.dumps(self.state(), allow_nan=False))
+        except OSError as error:
+            _log.warning("state.json cannot be written: %s", error)
+
+    async def _finish(self) -> None:
+        """The outcome to disk, the last lines to whoever follows."""
+        assert self._outcome is not None
+        self._events.end()
+        self._logs.end()
+        self._save_state()
+        self._run.write("outcome.json", json.dumps(strict(dataclasses.asdict(self._outcome)), indent=1))
+        _log.info("run %s: exit code %d %s", self._outcome.status, self._outcome.exit_code, self._outcome.message)
+        if self._head_stream is not None:
+            self._head_stream.abort()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._http.until_read(), LAST_READERS_S)
+
+
+def _job_settings(spec: RunSpec) -> JobSettings:
+    join, live = spec.join, spec.liveness
+    roster = tuple(host.name for host in spec.hosts)
+    return JobSettings(
+        JoinSettings(roster, join.min_rank_start, join.join_timeout_s, join.max_join_timeout_s),
+        LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
+        has_head=True,
+        stop_grace_s=spec.stop_timeout_s,
+    )

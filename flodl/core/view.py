@@ -1,0 +1,94 @@
+"""state.json: one run's state as plain values, read off JobCore. Pure; changes nothing."""
+
+from typing import Any
+
+from flodl.core.job import JobCore
+from flodl.core.liveness import Pulse
+from flodl.core.membership import Member, RankStatus
+from flodl.messages import Layout
+
+SCHEMA = 1
+"""The number of this shape; it grows when a key changes its meaning."""
+
+
+def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
+    """What ``fdl status --json`` prints, but for what only the shell knows (run id, name, outcome)."""
+    training = core.training
+    first = next(iter(core.ready.values()), None)
+    view: dict[str, Any] = {
+        "schema": SCHEMA,
+        "phase": str(core.phase),
+        "mode": None if first is None else str(first.settings.cadence.mode),
+        "backend": None if first is None else first.backend,
+        "incarnation": core.membership.incarnation,
+        "model_bytes": None if first is None else _bytes(first.layout),
+        "num_epochs": None if first is None else first.settings.num_epochs,
+        "epoch_samples": None if first is None else first.settings.dataset_size,
+        "hosts": _hosts(core, now_s),
+        "ranks": [_rank(core, member) for member in core.membership.all()],
+        "absent": [
+            {"host": absence.host, "stage": absence.stage, "reason": absence.reason}
+            for absence in core.window.absences()
+        ],
+        "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
+        "message": core.ending.message,
+    }
+    if training is not None:
+        view |= {
+            "version": training.version,
+            "epoch": training.epoch,
+            "samples_merged": sum(span.count for span in training.pool.merged_spans),
+            "callback_rank": training.owner,
+            "cadence": {
+                "phase": training.elche.phase.name.lower(),
+                "anchor": training.elche.anchor,
+                "counts": {str(rank): count for rank, count in training.counts.items()},
+            },
+        }
+    return view
+
+
+def _bytes(layout: Layout) -> int:
+    return layout.f32_count * 4 + layout.f64_count * 8 + layout.raw_bytes
+
+
+def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
+    names = dict.fromkeys((*core.window.joined, *core.membership.hosts_of(m.rank for m in core.membership.all())))
+    found = []
+    for name in names:
+        hello = core.window.joined.get(name)
+        pulse = core.liveness.host_pulse(name)
+        found.append(
+            {
+                "host": name,
+                "state": str(pulse) if name in core.hosts and pulse is not None else "gone",
+                "ranks": list(core.membership.on_host(name)),
+                "age_s": core.liveness.silence_s(name, now_s),
+                "address": "" if hello is None else hello.address,
+                "python": "" if hello is None else hello.python,
+                "torch": "" if hello is None else hello.torch,
+                "cores": None if hello is None else hello.cores,
+            }
+        )
+    return found
+
+
+def _rank(core: JobCore, member: Member) -> dict[str, Any]:
+    training, beat = core.training, core.beats.get(member.rank)
+    last = None if training is None else training.last.get(member.rank)
+    pulse = core.liveness.rank_pulse(member.rank)
+    is_suspect = member.status is RankStatus.LIVE and pulse is Pulse.SUSPECT
+    return {
+        "rank": member.rank,
+        "host": member.host,
+        "device": f"{member.device.kind}:{member.device.index}",
+        "device_name": member.device.name,
+        "state": "suspect" if is_suspect else str(member.status),
+        "reason": member.reason,
+        "steps": None if beat is None else beat.steps,
+        "rss_bytes": None if beat is None else beat.rss_bytes,
+        "rate": None if last is None else last.rate,
+        "share": None if last is None else last.share,
+        "loss": None if last is None else last.loss,
+        "count": None if training is None else training.counts.get(member.rank),
+    }
