@@ -1,0 +1,169 @@
+"""The rank's process from ``Trainer.run`` to its end. ``run_rank`` never returns: the process trains and ends here.
+
+How it ends: by SystemExit with the core's code, so that the script's own atexit handlers run; by ``os._exit`` after a
+flush where something is parked that would block the interpreter's end; by the script's own exception, told to the
+controller first, with its traceback on stderr and exit code 1.
+"""
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn
+
+import torch
+
+from flodl.averaging.collective import CollectivePlane
+from flodl.averaging.flat import FlatModel
+from flodl.averaging.shared import SharedPlane
+from flodl.core.actions import EndRank
+from flodl.core.rank import RankCore
+from flodl.errors import UsageError
+from flodl.ids import RankId
+from flodl.messages import DaemonToRank, RankError, RankReady
+from flodl.rank.agent import Agent
+from flodl.rank.evaluation import evaluate
+from flodl.rank.inbox import Inbox
+from flodl.rank.planes import CollectiveRounds, Plane, SharedRounds
+from flodl.rank.shell import RankShell
+from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
+from flodl.runtime.blocking import BlockingFrames
+from flodl.spec.fingerprint import datasets_fingerprint, model_fingerprint
+from flodl.spec.job import TrainingJob
+from flodl.spec.state import write_state
+
+MAX_TRACEBACK_CHARS: Final = 32_768
+"""The end of a longer traceback goes into the report; the whole of it is in the rank's log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankTicket:
+    """What the daemon hands to the process; see ``RankProcess`` there. File descriptors are inherited."""
+
+    rank: RankId
+    host: str
+    device_kind: str
+    device_index: int
+    control_fd: int
+    plane_fd: int
+    outbox_fd: int
+    slots: int
+    slot: int
+    address: str
+
+    @classmethod
+    def of(cls, ticket: Mapping[str, Any]) -> "RankTicket":
+        """Take what this process needs out of the ticket's JSON."""
+        device = ticket["device"]
+        names = ("rank", "host", "control_fd", "plane_fd", "outbox_fd", "slots", "slot", "address")
+        return cls(**{name: ticket[name] for name in names}, device_kind=device["kind"], device_index=device["index"])
+
+
+def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
+    """Train as the rank of ``ticket``, then end the process.
+
+    Raises:
+        SystemExit: the rank has ended, or the script ended it.
+        Exception: the script's own, once the controller has been told.
+    """
+    mine = RankTicket.of(ticket)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the controller's to judge
+    for fd in (mine.control_fd, mine.plane_fd, mine.outbox_fd):
+        os.set_inheritable(fd, False)
+    inbox = Inbox()
+    frames = BlockingFrames(socket.socket(fileno=mine.control_fd), "the host's daemon", DaemonToRank)
+    process = _RankProcess(mine, job, Agent(mine.rank, frames, inbox), inbox)
+    try:
+        end = process.train()
+    except Exception as error:
+        process.report(error)
+        if process.must_hard_exit:
+            sys.excepthook(type(error), error, error.__traceback__)
+            _exit_hard(1)
+        raise
+    if end.exit_code:
+        sys.stderr.write(f"flodl: rank {mine.rank}: {end.reason}\n")
+    if process.must_hard_exit:
+        _exit_hard(end.exit_code)
+    sys.exit(end.exit_code)
+
+
+class _RankProcess:
+    """The parts of one rank, in the order in which they come to life."""
+
+    def __init__(self, ticket: RankTicket, job: TrainingJob, agent: Agent, inbox: Inbox) -> None:
+        self._ticket, self._job, self._agent, self._inbox = ticket, job, agent, inbox
+        self._plane: Plane | None = None
+
+    @property
+    def must_hard_exit(self) -> bool:
+        """Whether the interpreter's ordinary end could hang."""
+        return self._plane is not None and self._plane.must_hard_exit
+
+    def train(self) -> EndRank:
+        """Introduce the rank, build everything, and train to the end."""
+        self._agent.start()
+        job, ticket = self._job, self._ticket
+        stepper = build_stepper(job, _device(ticket), ticket.rank)
+        try:
+            return self._shell(stepper, FlatModel(stepper.model)).run()
+        finally:
+            stepper.close()
+
+    def report(self, error: Exception) -> None:
+        """Tell the controller what the script raised."""
+        text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
+        self._agent.send(RankError(self._ticket.rank, _encodable(f"{type(error).__name__}: {error}"), _encodable(text)))
+
+    def _shell(self, stepper: Stepper, flat: FlatModel) -> RankShell:
+        config, ticket, agent = self._job.config, self._ticket, self._agent
+        settings, merge_single_tail = config.settings(), merges_single_tail(stepper.model)
+        core = RankCore(ticket.rank, settings, merge_single_tail)
+        agent.report_steps(lambda: core.steps_total)
+        if settings.cadence.mode.is_collective:
+            plane = CollectivePlane(agent.ask_store, stepper.device, ticket.address)
+            backend = plane.backend
+            self._plane = CollectiveRounds(flat, plane, ticket.rank, self._inbox)
+        else:
+            backend = "shared memory"
+            self._plane = SharedRounds(flat, SharedPlane(ticket.plane_fd, ticket.slots, ticket.slot))
+        fingerprint = {
+            **model_fingerprint(stepper.model, stepper.optimizer),
+            **flat.fingerprint(),
+            **datasets_fingerprint(config),
+        }
+        agent.send(RankReady(ticket.rank, settings, fingerprint, flat.layout, merge_single_tail, backend))
+        return RankShell(
+            core,
+            stepper,
+            self._plane,
+            self._inbox,
+            agent.send,
+            lambda epoch: evaluate(stepper.model, stepper.device, config, epoch),
+            lambda model, info: write_state(model, info, ticket.outbox_fd),
+        )
+
+
+def _device(ticket: RankTicket) -> torch.device:
+    if ticket.device_kind == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UsageError(
+            f"rank {ticket.rank} was given GPU {ticket.device_index} of host {ticket.host}, but torch "
+            f"{torch.__version__} sees no GPU; install a CUDA build of torch there, or use [cpu] for CPU ranks"
+        )
+    # The daemon pins the one GPU by CUDA_VISIBLE_DEVICES, and then it is number 0.
+    return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else ticket.device_index)
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _exit_hard(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,181 @@
+"""How this rank averages: each plane carries out the core's averaging actions and says what came of them.
+
+``execute`` never waits for a peer. It returns the event that follows, or None where the event comes later through the
+inbox. Tensors are touched by the training thread only: a landed sum is an order in the inbox, digested there.
+"""
+
+from typing import Final, Protocol, TypeAlias, assert_never
+
+import torch
+
+from flodl.averaging.collective import CollectivePlane
+from flodl.averaging.flat import FlatModel
+from flodl.averaging.shared import SharedPlane
+from flodl.core.actions import AbandonReduce, Adopt, FormCollective, Pack, ReduceCollective, SumSlice, TakeResult
+from flodl.core.events import GroupSettled, Packed, RankEvent, SliceSummed, SumReady
+from flodl.errors import InvariantViolation, LocalProtocolError
+from flodl.ids import RankId, RoundKey
+from flodl.rank.inbox import Inbox
+
+Averaging: TypeAlias = FormCollective | Pack | ReduceCollective | SumSlice | TakeResult | AbandonReduce | Adopt
+
+SOLO_DIGEST: Final = "one rank"
+
+
+class Plane(Protocol):
+    """What the shell needs of a plane."""
+
+    @property
+    def must_hard_exit(self) -> bool:
+        """Whether ending the process the ordinary way could hang."""
+        ...
+
+    def execute(self, action: Averaging) -> RankEvent | None:
+        """Carry out ``action``; the event that follows, if it is there already."""
+        ...
+
+
+class CollectiveRounds:
+    """Rounds over torch.distributed."""
+
+    def __init__(self, flat: FlatModel, plane: CollectivePlane, rank: RankId, inbox: Inbox) -> None:
+        self._flat, self._plane, self._rank, self._inbox = flat, plane, rank, inbox
+        self._key: RoundKey | None = None
+        self._side: torch.Tensor | None = None
+
+    @property
+    def must_hard_exit(self) -> bool:
+        """Whether a group or a buffer is parked."""
+        return self._plane.must_hard_exit
+
+    def execute(self, action: Averaging) -> RankEvent | None:
+        """See ``Plane``."""
+        match action:
+            case FormCollective():
+                self._form(action)
+                return None
+            case Pack():
+                self._side = self._plane.side_buffer(self._flat.layout)
+                return _pack(self._flat, self._side, action)
+            case ReduceCollective():
+                return self._reduce(action)
+            case AbandonReduce(_, group_too):
+                self._key = self._side = None
+                if group_too:
+                    self._plane.abandon()
+                return None
+            case Adopt(_, take_raw):
+                assert self._side is not None
+                self._flat.adopt(self._side, take_raw)
+                return None
+            case SumSlice() | TakeResult():
+                raise InvariantViolation(f"{type(action).__name__} on the collective plane")
+            case _:
+                assert_never(action)
+
+    def _form(self, order: FormCollective) -> None:
+        def settled(error: str) -> None:
+            self._inbox.post(GroupSettled(order.incarnation, order.attempt, error))
+
+        self._plane.form(order.incarnation, order.attempt, order.ranks, self._rank, order.timeout_s, settled)
+
+    def _reduce(self, order: ReduceCollective) -> RankEvent | None:
+        self._key = order.key
+        try:
+            self._plane.all_reduce(
+                self._flat.layout,
+                order.include_raw,
+                lambda error: self._inbox.post(lambda: self._landed(order.key, error)),
+            )
+        except LocalProtocolError as error:
+            return SumReady(order.key, "", 0.0, str(error))
+        return None
+
+    def _landed(self, key: RoundKey, error: str) -> RankEvent | None:
+        if key != self._key or self._side is None:
+            return None
+        if error:
+            return SumReady(key, "", 0.0, error)
+        return _sum_ready(self._flat, self._side, key)
+
+
+class SharedRounds:
+    """Rounds in the host's shared memory, on the CPU plane."""
+
+    must_hard_exit = False
+
+    def __init__(self, flat: FlatModel, plane: SharedPlane) -> None:
+        self._flat, self._plane = flat, plane
+        self._side: torch.Tensor | None = None
+
+    def execute(self, action: Averaging) -> RankEvent | None:
+        """See ``Plane``."""
+        layout = self._flat.layout
+        match action:
+            case Pack():
+                return _pack(self._flat, _image(self._plane.contribution(layout)), action)
+            case SumSlice(key, index, slices, slots):
+                self._plane.reduce_slice(layout, index, slices, slots)
+                return SliceSummed(key)
+            case TakeResult(key):
+                self._side = _image(self._plane.result(layout))
+                return _sum_ready(self._flat, self._side, key)
+            case AbandonReduce():
+                self._side = None
+                return None
+            case Adopt(_, take_raw):
+                assert self._side is not None
+                self._flat.adopt(self._side, take_raw)
+                return None
+            case FormCollective() | ReduceCollective():
+                raise InvariantViolation(f"{type(action).__name__} on the CPU plane")
+            case _:
+                assert_never(action)
+
+
+class SoloRounds:
+    """The rounds of the only rank: its own parameters are the consensus, and nothing is copied."""
+
+    must_hard_exit = False
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model
+
+    def execute(self, action: Averaging) -> RankEvent | None:
+        """See ``Plane``."""
+        match action:
+            case FormCollective(incarnation, attempt):
+                return GroupSettled(incarnation, attempt, "")
+            case Pack(key):
+                return Packed(key, _is_finite(self._model))
+            case ReduceCollective(key):
+                return SumReady(key, SOLO_DIGEST, 0.0, "")
+            case AbandonReduce() | Adopt():
+                return None
+            case SumSlice() | TakeResult():
+                raise InvariantViolation(f"{type(action).__name__} in a process without peers")
+            case _:
+                assert_never(action)
+
+
+def _pack(flat: FlatModel, out: torch.Tensor, order: Pack) -> Packed:
+    is_finite = flat.pack(out, order.weight, order.buffer_weight, order.owns_raw)
+    if not is_finite:
+        flat.pack_zeros(out, order.owns_raw)
+    return Packed(order.key, is_finite)
+
+
+def _sum_ready(flat: FlatModel, side: torch.Tensor, key: RoundKey) -> SumReady:
+    return SumReady(key, flat.digest(side), flat.divergence(side), "")
+
+
+def _image(block: memoryview) -> torch.Tensor:
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
+def _is_finite(model: torch.nn.Module) -> bool:
+    values = [parameter.detach() for parameter in model.parameters() if parameter.numel()]
+    if not values:
+        return True
+    largest = torch._foreach_norm(values, float("inf"))
+    return bool(torch.isfinite(torch.stack([norm.double() for norm in largest])).all())

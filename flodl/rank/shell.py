@@ -1,0 +1,125 @@
+"""The loop of one rank: what the core decides is done here, on the training thread, one thing at a time.
+
+Messages and effects are handled before the next step begins, so an order waits for one step at most. Nothing here
+waits for a peer: the thread is in a step, in an effect, or at its inbox.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final, assert_never
+
+import torch
+
+from flodl.core.actions import (
+    AbandonReduce,
+    AccountWindow,
+    Adopt,
+    EndRank,
+    Evaluate,
+    FormCollective,
+    LoadAhead,
+    Pack,
+    RankAction,
+    ReduceCollective,
+    SendUp,
+    SumSlice,
+    TakeResult,
+    WriteState,
+)
+from flodl.core.events import Evaluated, RankEvent, StateWritten
+from flodl.core.rank import RankCore
+from flodl.messages import RankToDaemon
+from flodl.rank.inbox import Inbox
+from flodl.rank.planes import Plane
+from flodl.rank.stepper import Stepper
+from flodl.spec.state import StateInfo
+
+IDLE_S: Final = 1.0
+"""The controller watches every wait of a rank and ends it with a message; the loop only looks again."""
+
+
+class RankShell:
+    """Drives one RankCore to its end."""
+
+    def __init__(
+        self,
+        core: RankCore,
+        stepper: Stepper,
+        plane: Plane,
+        inbox: Inbox,
+        send: Callable[[RankToDaemon], None],
+        evaluate: Callable[[int], Evaluated],
+        hand_over: Callable[[torch.nn.Module, StateInfo], int],
+    ) -> None:
+        """Assigns only.
+
+        Args:
+            core: of this rank.
+            stepper: trains batches.
+            plane: averages.
+            inbox: where messages and late effects arrive.
+            send: says something to the daemon; never raises.
+            evaluate: evaluates the model after an epoch.
+            hand_over: puts the model's state where the daemon takes it; returns its size in bytes.
+        """
+        self._core, self._stepper, self._plane, self._inbox = core, stepper, plane, inbox
+        self._send, self._evaluate, self._hand_over = send, evaluate, hand_over
+        self._effects: deque[RankEvent] = deque()
+        self._end: EndRank | None = None
+
+    def run(self) -> EndRank:
+        """Train until the core ends the rank.
+
+        Raises:
+            Exception: whatever the script's own code raised in a step.
+        """
+        core, inbox, effects = self._core, self._inbox, self._effects
+        while self._end is None:
+            event: RankEvent | None
+            if effects:
+                event = effects.popleft()
+            elif inbox.is_empty and core.wants_step:
+                event = self._stepper.step()
+            else:
+                event = inbox.take(IDLE_S)
+            if event is not None:
+                for action in core.handle(event, time.monotonic()):
+                    self._execute(action)
+        return self._end
+
+    def _execute(self, action: RankAction) -> None:
+        match action:
+            case SendUp(message):
+                self._send(message)
+            case LoadAhead(grant):
+                self._stepper.push(grant)
+            case AccountWindow():
+                self._effects.append(self._stepper.account())
+            case (
+                FormCollective()
+                | Pack()
+                | ReduceCollective()
+                | SumSlice()
+                | TakeResult()
+                | AbandonReduce()
+                | Adopt()
+            ):
+                event = self._plane.execute(action)
+                if event is not None:
+                    self._effects.append(event)
+            case Evaluate(epoch):
+                self._effects.append(self._evaluate(epoch))
+            case WriteState():
+                self._effects.append(self._write_state())
+            case EndRank():
+                self._end = action
+            case _:
+                assert_never(action)
+
+    def _write_state(self) -> StateWritten:
+        info = StateInfo(self._stepper.newest_epoch, self._core.version)
+        try:
+            return StateWritten(self._hand_over(self._stepper.model, info), "")
+        except Exception as error:  # the training is done; what is lost is told by name
+            return StateWritten(0, f"{type(error).__name__}: {error}")

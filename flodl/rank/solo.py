@@ -1,0 +1,242 @@
+"""Solo: one device, no other process. The controller's and the rank's cores talk by function calls.
+
+The training runs on a thread of its own, so that ``Trainer.run`` returns at once and ``join()`` waits, as in the head.
+With one rank there is nothing to average: rounds only close windows, so the window is long and the mode is moot.
+"""
+
+import atexit
+import dataclasses
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from typing import Final, assert_never
+
+import torch
+
+from flodl.core.actions import (
+    CloseReduction,
+    DropHost,
+    EndRank,
+    EndRun,
+    JobAction,
+    OpenReduction,
+    Outcome,
+    ReceiveState,
+    Record,
+    ResetStore,
+    SendHead,
+    SendHost,
+    Severity,
+    StopHead,
+)
+from flodl.core.ending import EXIT_INTERRUPTED
+from flodl.core.events import DaemonSaid, HeadExited, HeadSaid, HostSaid, JobEvent, StateStored, StopAsked
+from flodl.core.job import JobCore, JobSettings
+from flodl.core.liveness import LivenessSettings
+from flodl.core.rank import RankCore
+from flodl.core.window import JoinSettings
+from flodl.errors import FlodlError, RankFailed
+from flodl.messages import (
+    CadenceSettings,
+    CloseRound,
+    Device,
+    EpochReport,
+    EvalReport,
+    Evict,
+    FromDaemon,
+    HeadReady,
+    Heard,
+    HostHello,
+    HostStopped,
+    KillRank,
+    Layout,
+    Mode,
+    OpenRound,
+    RankAlive,
+    RankReady,
+    RankToDaemon,
+    RunEnded,
+    Settings,
+    SpawnRanks,
+    StopHost,
+    ToDaemon,
+    ToHead,
+)
+from flodl.rank.evaluation import evaluate
+from flodl.rank.inbox import Inbox
+from flodl.rank.planes import SoloRounds
+from flodl.rank.shell import RankShell
+from flodl.rank.stepper import build_stepper, merges_single_tail
+from flodl.spec.handle import TrainHandle
+from flodl.spec.interrupt import stop_on_interrupt
+from flodl.spec.job import TrainingJob
+from flodl.spec.metrics import EpochMetrics
+from flodl.spec.state import StateInfo, TrainedState
+
+log = logging.getLogger(__name__)
+
+HOST: Final = "localhost"
+WINDOW_BATCHES: Final = 100
+"""Steps between two looks at the loss: rare enough to cost nothing, often enough to notice a NaN."""
+
+EXIT_WAIT_S: Final = 10.0
+"""How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
+
+_NEVER: Final = float("inf")
+_LEVELS: Final = {Severity.INFO: logging.DEBUG, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
+
+
+def run_solo(job: TrainingJob, handle: TrainHandle) -> None:
+    """Train ``job`` in this process and report to ``handle``; returns at once.
+
+    The first Ctrl-C stops in order, and ``join()`` returns what is trained so far with the outcome ``stopped``; the
+    second one raises KeyboardInterrupt in the main thread, as ever.
+    """
+    solo = _Solo(job, handle)
+    thread = threading.Thread(target=solo.run, name="flodl-solo", daemon=True)
+    stop_on_interrupt(lambda: solo.ask_stop("Ctrl-C"), handle.is_over)
+    atexit.register(_end_with_interpreter, solo, handle, thread)
+    thread.start()
+
+
+def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.Thread) -> None:
+    if not handle.is_over():
+        sys.stderr.write("flodl: the script ends before its training: keep the handle and call join()\n")
+        solo.ask_stop("the end of the script")
+        thread.join(EXIT_WAIT_S)
+
+
+class _Solo:
+    """The controller's, the daemon's and the head's part for one rank, and the thread that trains."""
+
+    def __init__(self, job: TrainingJob, handle: TrainHandle) -> None:
+        self._job, self._handle = job, handle
+        self._inbox = Inbox()
+        join = JoinSettings((HOST,), 1)
+        liveness = LivenessSettings(_NEVER, _NEVER, _NEVER, _NEVER)
+        self._core = JobCore(JobSettings(join, liveness, has_head=True, stop_grace_s=_NEVER), time.monotonic())
+        self._events: deque[JobEvent] = deque()
+        self._epochs = 0
+        self._state: TrainedState | None = None
+        self._outcome: Outcome | None = None
+
+    def run(self) -> None:
+        """Train to the end; whatever happens ends up in the handle."""
+        try:
+            self._train()
+            self._finish()
+        except BaseException as error:  # noqa: BLE001  # it is the script's: join() raises it where the script waits
+            self._handle.fail(error)
+
+    def ask_stop(self, source: str) -> None:
+        """Stop after the step under way."""
+        self._inbox.post(lambda: self._post(StopAsked(source, abort=False, exit_code=EXIT_INTERRUPTED)))
+
+    # ------------------------------------------------------------------------------------------------- the training
+    def _train(self) -> None:
+        config, device = self._job.config, _device()
+        stepper = build_stepper(self._job, device, 0)
+        settings, merge_single_tail = _settings(config.settings()), merges_single_tail(stepper.model)
+        shell = RankShell(
+            RankCore(0, settings, merge_single_tail),
+            stepper,
+            SoloRounds(stepper.model),
+            self._inbox,
+            self._hear_rank,
+            lambda epoch: evaluate(stepper.model, device, config, epoch),
+            self._take_state,
+        )
+        try:
+            self._open(RankReady(0, settings, {}, Layout(0, 0, 0), merge_single_tail, "solo"), device)
+            end: EndRank = shell.run()
+        finally:
+            stepper.close()
+        self._post(HostSaid(HOST, HostStopped(HOST, end.reason)))
+
+    def _open(self, ready: RankReady, device: torch.device) -> None:
+        offered = Device(device.type, device.index or 0)
+        hello = HostHello(HOST, 0, HOST, "", (offered,), 1, sys.version.split()[0], torch.__version__, "")
+        self._post(HeadSaid(HeadReady(ready.settings, {})))
+        self._post(HostSaid(HOST, hello))
+        self._post(HostSaid(HOST, ready))
+
+    def _take_state(self, model: torch.nn.Module, info: StateInfo) -> int:
+        self._state = TrainedState.from_model(model, info, "")
+        return 0
+
+    def _finish(self) -> None:
+        outcome, state = self._outcome, self._state
+        if outcome is None or outcome.status == "failed" or state is None:
+            raise RankFailed(outcome.message if outcome is not None else "the training ended without an outcome")
+        self._handle.finish(dataclasses.replace(state, epochs=self._epochs, outcome=outcome.status))
+
+    # --------------------------------------------------------------------------------------------- the conversations
+    def _post(self, event: JobEvent) -> None:
+        """Hand ``event`` to the controller's core, and whatever follows from it."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return  # a call further up is handling them
+        while self._events:
+            for action in self._core.handle(self._events[0], time.monotonic()):
+                self._execute(action)
+            self._events.popleft()
+
+    def _hear_rank(self, message: RankToDaemon) -> None:
+        if isinstance(message, FromDaemon):
+            self._post(HostSaid(HOST, message))
+
+    def _execute(self, action: JobAction) -> None:
+        match action:
+            case SendHost(_, message):
+                self._hear_controller(message)
+            case SendHead(message):
+                self._hear_as_head(message)
+            case ReceiveState():
+                self._post(StateStored("in this process", ""))
+            case Record(event, severity, detail):
+                log.log(_LEVELS[severity], "%s: %s", event, detail)
+            case EndRun(outcome):
+                self._outcome = outcome
+            case StopHead():
+                self._post(HeadExited(0, 0))
+            case DropHost() | OpenReduction() | CloseReduction() | ResetStore():
+                pass  # there is no connection, no other host and no rendezvous
+            case _:
+                assert_never(action)
+
+    def _hear_controller(self, message: ToDaemon) -> None:
+        match message:
+            case StopHost(reason):
+                self._inbox.post(DaemonSaid(Evict(0, reason)))
+            case SpawnRanks() | OpenRound() | CloseRound() | KillRank() | Heard():
+                pass  # the rank is this very thread, and its rounds are its own affair
+            case _:
+                self._inbox.post(DaemonSaid(message))
+
+    def _hear_as_head(self, message: ToHead) -> None:
+        match message:
+            case EpochReport():
+                self._epochs += 1
+                self._handle.publish_metrics(EpochMetrics.from_report(message))
+            case EvalReport(epoch, value):
+                self._handle.publish_eval(epoch, value)
+            case RunEnded():
+                self._post(HeadExited(0, 0))
+            case _:
+                assert_never(message)
+
+
+def _settings(settings: Settings) -> Settings:
+    """A window of fixed length: there is no averaging whose cost could be traded."""
+    cadence = CadenceSettings(
+        Mode.NCCL_CADENCE, anchor=WINDOW_BATCHES, min_anchor=WINDOW_BATCHES, max_anchor=WINDOW_BATCHES
+    )
+    return dataclasses.replace(settings, cadence=cadence)
+
+
+def _device() -> torch.device:
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
