@@ -27,7 +27,7 @@ def evaluate(model: nn.Module, device: torch.device, config: JobConfig, epoch: i
     try:
         with _undisturbed(model, device), torch.no_grad():
             value = _mean(model, device, config)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever the script raised
         traceback.print_exc()
         return Evaluated(epoch, 0.0, f"{type(error).__name__}: {error}")
     return Evaluated(epoch, value, "")

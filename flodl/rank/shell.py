@@ -96,15 +96,7 @@ class RankShell:
                 self._stepper.push(grant)
             case AccountWindow():
                 self._effects.append(self._stepper.account())
-            case (
-                FormCollective()
-                | Pack()
-                | ReduceCollective()
-                | SumSlice()
-                | TakeResult()
-                | AbandonReduce()
-                | Adopt()
-            ):
+            case FormCollective() | Pack() | ReduceCollective() | SumSlice() | TakeResult() | AbandonReduce() | Adopt():
                 event = self._plane.execute(action)
                 if event is not None:
                     self._effects.append(event)
@@ -121,5 +113,5 @@ class RankShell:
         info = StateInfo(self._stepper.newest_epoch, self._core.version)
         try:
             return StateWritten(self._hand_over(self._stepper.model, info), "")
-        except Exception as error:  # the training is done; what is lost is told by name
+        except Exception as error:  # noqa: BLE001  # the training is done; what is lost is told by name
             return StateWritten(0, f"{type(error).__name__}: {error}")

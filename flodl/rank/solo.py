@@ -37,7 +37,7 @@ from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
 from flodl.core.window import JoinSettings
-from flodl.errors import FlodlError, RankFailed
+from flodl.errors import RankFailed
 from flodl.messages import (
     CadenceSettings,
     CloseRound,
@@ -54,7 +54,6 @@ from flodl.messages import (
     Layout,
     Mode,
     OpenRound,
-    RankAlive,
     RankReady,
     RankToDaemon,
     RunEnded,

@@ -64,7 +64,7 @@ class Stepper:
         loss: Any = self._train_step(self.model, data)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(f"train_step returned {_describe(loss)}; return the loss of the batch, a 0-d tensor")
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if self._max_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
         self.optimizer.step()
