@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from flodl.core.elche import ElChe
 from flodl.core.pool import Pool
-from flodl.core.tail import allocate
+from flodl.core.tail import allocate, equal_shares
 from flodl.errors import InvariantViolation
 from flodl.ids import Grant, RankId, Version
 from flodl.messages import CadenceSettings, WindowPlan
@@ -71,8 +71,7 @@ class Dispatch:
     def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], pool: Pool) -> dict[RankId, _Bounds]:
         remaining = pool.remaining_batches
         if set(self._shares) != set(live) or sum(self._shares.values()) != remaining:
-            equal = -(-remaining // len(live))
-            self._shares = allocate(remaining, dict.fromkeys(live, max(1, equal)), held)
+            self._shares = equal_shares(remaining, live, held)
         lead = self._settings.max_batch_diff
         most = SYNC_LEAD_BATCHES if lead is None else 1 + lead
         return {

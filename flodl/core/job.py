@@ -42,6 +42,7 @@ from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.training import Training, TrainingState
 from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
+from flodl.errors import CoverageError
 from flodl.ids import HostName, RankId
 from flodl.messages import (
     Admitted,
@@ -301,13 +302,22 @@ class JobCore:
             case MinReached():
                 return training.on_min(message)
             case WindowDone():
-                return training.on_window(message, now_s)
+                return self._on_window(training, message, now_s)
             case Reduced():
                 return training.on_reduced(message, now_s)
             case EvalDone():
                 return training.on_eval(message)
             case _:
                 assert_never(message)
+
+    def _on_window(self, training: Training, message: WindowDone, now_s: float) -> list[JobAction]:
+        try:
+            return training.on_window(message, now_s)
+        except CoverageError as error:
+            host = self.membership[message.rank].host
+            reason = f"reported samples that it was not leased: {error}"
+            failure = Failure(end.KIND_REFUSED, host, message.rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            return [SendHost(host, KillRank(message.rank, reason)), *self._lose((message.rank,), failure, now_s)]
 
     def _on_ready(self, message: RankReady) -> list[JobAction]:
         if self.membership[message.rank].status is RankStatus.SPAWNED:

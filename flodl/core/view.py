@@ -37,7 +37,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
         view |= {
             "version": training.version,
             "epoch": training.epoch,
-            "samples_merged": sum(span.count for span in training.pool.merged_spans),
+            "samples_merged": training.pool.size - training.pool.unmerged,
             "callback_rank": training.owner,
             "cadence": {
                 "phase": training.elche.phase.name.lower(),

@@ -22,6 +22,10 @@ SEND_S: Final = 30.0
 """How long a blocking send waits for a peer that does not read: as long as a peer may be silent before it is dead."""
 
 
+LONGEST_POLL_S: Final = 3600.0
+"""poll takes milliseconds in a C int; a longer wait is several polls."""
+
+
 class BlockingFrames:
     """One connection for threads: any thread sends, one thread receives. Takes over ``sock`` (connected)."""
 
@@ -147,4 +151,4 @@ class BlockingFrames:
             raise ConnectionLost(self._peer, Loss.CLOSED)
         poller = select.poll()
         poller.register(fd, readiness)
-        poller.poll(timeout_s * 1000)
+        poller.poll(min(timeout_s, LONGEST_POLL_S) * 1000)
