@@ -248,5 +248,18 @@ def test_none_alone_is_an_annotation():
         plan.lift({"value": 0})
 
 
+def test_the_fault_describes_what_was_expected_down_to_the_leaves():
+    @dataclass
+    class Nested:
+        rows: tuple[tuple[Colour | None, tuple[int, ...], Mapping[str, bytes], int | str, Inner], ...]
+
+    with pytest.raises(Mismatch) as caught:
+        record_plan(Nested).lift({"rows": 1})
+
+    assert caught.value.fault == (
+        "expected tuple of (Colour | None, tuple of int, mapping of str to bytes, int | str, Inner), got int"
+    )
+
+
 def test_plans_are_compiled_once():
     assert record_plan(Outer) is record_plan(Outer)
