@@ -82,7 +82,6 @@ class HeadProcess:
         env = {
             "PYTHONUNBUFFERED": "1",
             **os.environ,
-            "CUDA_VISIBLE_DEVICES": "",
             **spec.env,
             "FDL_RUN_ID": spec.run_id,
             "FLODL_ROLE": "head:" + json.dumps(ticket),
