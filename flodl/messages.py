@@ -248,7 +248,7 @@ class RankError:
 
 @dataclass(frozen=True, slots=True)
 class StoreRequest:
-    """torch.distributed rendezvous: one call on the run's key-value store (op: set, get, add, check, wait, delete …)."""
+    """torch.distributed rendezvous: one call on the run's key-value store."""
 
     rank: RankId
     request: int
@@ -482,7 +482,7 @@ class FormGroup:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The next window on top of ``version``: do at least ``min_steps``, at most ``max_steps``; ``grants`` are new leases.
+    """The next window on top of ``version``: at least ``min_steps``, at most ``max_steps``; ``grants`` are new leases.
 
     Grants are consumed in order of arrival and outlive the window. With ``max_steps`` 0 the rank is done at once.
     """
@@ -505,7 +505,8 @@ class CloseWindow:
 @dataclass(frozen=True, slots=True)
 class StartRound:
     """Go: reduce now. ``weight`` is this rank's share for parameters (0: it sends zeros), ``buffer_weight`` for float
-    buffers; ``raw_source`` is the rank whose integer and bool buffers everyone takes (None: each keeps its own)."""
+    buffers; ``raw_source`` is the rank whose integer and bool buffers everyone takes (None: each keeps its own).
+    """
 
     rank: RankId
     key: RoundKey
