@@ -145,7 +145,7 @@ class Refused:
     reason: str
 
 
-# --------------------------------------------------------------------------------------------------- daemon → controller
+# ------------------------------------------------------------------------------------------------- daemon → controller
 @dataclass(frozen=True, slots=True)
 class Device:
     """One device as offered. ``kind`` is cpu or cuda, ``index`` the local ordinal, ``id`` the opaque pin (UUID)."""
@@ -392,7 +392,7 @@ class ResultReady:
     key: RoundKey
 
 
-# --------------------------------------------------------------------------------------------------- controller → daemon
+# ------------------------------------------------------------------------------------------------- controller → daemon
 @dataclass(frozen=True, slots=True)
 class RankSpec:
     """One process to spawn."""
