@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,6 +93,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="work in this new folder and leave it (`mutmut browse` runs there)")
     options = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the copy goes on any end
     reasons = read_reasons(REASONS)
     outcomes = []
     for target in select(options.targets, tuple(options.tests)):
