@@ -1,0 +1,140 @@
+"""Whole runs on this machine: everything is merged once, all ranks end alike, and people can look at it and stop it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runs import DIGITS, END_S, JOB, START_S, Fdl
+from tests.witness import witness_run, witness_solo
+
+MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
+GOOD_ACCURACY = 0.95
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    folder = tmp_path / "log"
+    folder.mkdir()
+    return folder
+
+
+def accuracy(text: str) -> float:
+    return float(re.findall(r"held-out accuracy (\d\.\d+)", text)[-1])
+
+
+# --------------------------------------------------------------------------------------------------------- the witness
+@pytest.mark.parametrize("mode", MODES)
+def test_every_sample_is_merged_once_and_all_ranks_end_alike(fdl: Fdl, log: Path, mode: str) -> None:
+    run = fdl.job(options=("--local", 3), mode=mode, size=101, batch_size=4, epochs=2, log=log)
+
+    assert run.wait() == 0, run.story()
+    seen = witness_run(run.folder, log, size=101, epochs=2)
+    assert (seen.faults, seen.samples, seen.ranks) == ([], 202, [0, 1, 2])
+    assert "joined: completed after 2 epoch(s)" in run.stdout
+    run.wait_until_clean()
+
+
+def test_solo_reads_every_sample_once_per_epoch(fdl: Fdl, log: Path) -> None:
+    command = [sys.executable, str(JOB), "--size", "101", "--batch-size", "4", "--epochs", "2", "--log", str(log)]
+    done = subprocess.run(command, env=fdl.env, capture_output=True, text=True, timeout=START_S * fdl.deadline_factor)
+
+    assert done.returncode == 0, done.stderr
+    assert witness_solo(log, size=101, epochs=2).faults == []
+    assert "joined: completed after 2 epoch(s)" in done.stdout
+
+
+# ---------------------------------------------------------------------------------------------------------- the example
+@pytest.mark.parametrize("mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES[1:])])
+def test_digits_are_learned_by_three_local_ranks(fdl: Fdl, mode: str) -> None:
+    run = fdl.launch("--local", 3, DIGITS, "--mode", mode)
+
+    assert run.wait() == 0, run.story()
+    assert accuracy(run.stdout) >= GOOD_ACCURACY
+    run.wait_until_clean()
+
+
+def test_digits_are_learned_solo(fdl: Fdl) -> None:
+    command = [sys.executable, str(DIGITS)]
+    done = subprocess.run(command, env=fdl.env, capture_output=True, text=True, timeout=START_S * fdl.deadline_factor)
+
+    assert done.returncode == 0, done.stderr
+    assert accuracy(done.stdout) >= GOOD_ACCURACY
+
+
+# ----------------------------------------------------------------------------------------------------------- from outside
+def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
+    run = fdl.job(step_ms=20, epochs=10_000, log=fdl.folder)
+    run.wait_for_training()
+
+    state = json.loads(fdl.call("status", "--json").stdout)
+    assert [rank["rank"] for rank in state["ranks"]] == [0, 1]
+    assert all(rank["rate"] > 0 and 0 < rank["share"] < 1 for rank in state["ranks"])
+    assert "takes its first step" in fdl.call("tail", "--rank", "1").stdout
+
+    stopped = fdl.call("stop", timeout_s=END_S)
+    assert stopped.returncode == 0, stopped.stderr
+    assert run.wait(END_S) == 143, run.story()
+    assert "joined: stopped" in run.stdout
+    run.wait_until_clean()
+
+
+def test_abort_ends_the_run_at_once(fdl: Fdl) -> None:
+    run = fdl.job(step_ms=20, epochs=10_000, grandchild=True)
+    run.wait_for_training()
+
+    assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    assert run.wait(END_S) == 143, run.story()
+    run.wait_until_clean()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_to_the_launcher_stops_the_run_in_order(fdl: Fdl, number: signal.Signals, code: int) -> None:
+    run = fdl.job(step_ms=20, epochs=10_000)
+    run.wait_for_training()
+
+    run.kill("launcher", number=number)
+
+    assert run.wait(END_S) == code, run.story()
+    assert "joined: stopped" in run.stdout
+    run.wait_until_clean()
+
+
+@pytest.mark.long
+def test_second_interrupt_forces_the_end(fdl: Fdl) -> None:
+    run = fdl.job(step_ms=60_000, epochs=10_000)
+    run.wait_for_log("rank1.stdout.log", "takes its first step")
+
+    run.kill("launcher", number=signal.SIGINT)
+    run.wait_for_text("stopping in order")
+    run.kill("launcher", number=signal.SIGINT)
+
+    assert run.wait(5.0) == 130, run.story()
+    run.wait_until_clean()
+
+
+@pytest.mark.long
+def test_interrupt_while_ranks_start_ends_the_run(fdl: Fdl) -> None:
+    run = fdl.job(step_ms=20, epochs=10_000)
+    run.wait_for_text("starting 2 rank(s)")
+
+    run.kill("launcher", number=signal.SIGINT)
+
+    assert run.wait(END_S) == 130, run.story()
+    run.wait_until_clean()
+
+
+@pytest.mark.long
+def test_hangup_of_the_launcher_leaves_the_run_alone(fdl: Fdl) -> None:
+    run = fdl.job(step_ms=20, size=800, epochs=2)
+    run.wait_for_training()
+
+    run.kill("launcher", number=signal.SIGHUP)
+
+    assert run.wait(END_S) == 0, run.story()
+    assert run.wait_for_end()["status"] == "completed"
+    run.wait_until_clean()

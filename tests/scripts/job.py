@@ -1,0 +1,173 @@
+"""A small job for tests of whole runs. It leaves evidence in --log and can go wrong in every way.
+
+In the folder of --log: ``reads-R.log``, one line for each sample that rank R read; ``final-R.json``, a digest of the
+rank's weights at its end; ``joined-PID.json``, a digest of what ``join()`` returned, and in which role. A rank is
+called ``solo`` where there are none.
+"""
+
+import argparse
+import atexit
+import ctypes
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import flodl
+
+RANK = os.environ.get("RANK", "solo")
+GRANDCHILD_S = 600
+
+
+class Numbers:
+    """Sample i is a vector that i seeds, with its sum as the target; every read is logged."""
+
+    def __init__(self, size: int, log: Path | None) -> None:
+        self._size = size
+        self._fd = -1 if log is None else os.open(log / f"reads-{RANK}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._fd >= 0:
+            os.write(self._fd, f"{index}\n".encode())
+        x = torch.sin(torch.arange(1, 5) * (index + 1.0))
+        return x, x.sum(dim=0, keepdim=True)
+
+
+class Step:
+    """One training step: counts, sleeps as a slower device would, and goes wrong when its time has come."""
+
+    def __init__(self, step_s: float, fault: Callable[[], None] | None, at_step: int) -> None:
+        self._step_s, self._fault, self._at_step = step_s, fault, at_step
+        self._steps = 0
+
+    def __call__(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        self._steps += 1
+        if self._steps == 1:
+            print(f"rank {RANK} takes its first step", flush=True)
+        if self._steps == self._at_step and self._fault is not None:
+            self._fault()
+        time.sleep(self._step_s)
+        x, target = batch
+        return nn.functional.mse_loss(model(x), target)
+
+
+# ----------------------------------------------------------------------------------------------------------- faults
+def raise_value_error() -> None:
+    raise ValueError(f"planted on rank {RANK}")
+
+
+def raise_in_thread() -> None:
+    thread = threading.Thread(target=raise_value_error)
+    thread.start()
+    thread.join()
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "raise": raise_value_error,
+    "thread": raise_in_thread,
+    "exit-0": lambda: sys.exit(0),
+    "exit-1": lambda: sys.exit(1),
+    "exit-3": lambda: sys.exit(3),
+    "exit-text": lambda: sys.exit("planted text"),
+    "_exit-7": lambda: os._exit(7),
+    "segv": lambda: ctypes.string_at(0) and None,
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+}
+
+
+def leave_grandchild(mark: str) -> None:
+    """A process in a session of its own, with an empty environment, whose parent is gone; ``mark`` is in its argv."""
+    sleeper = [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_S})", mark]
+    child = f"import subprocess; subprocess.Popen({sleeper!r}, env={{}}, start_new_session=True)"
+    subprocess.run([sys.executable, "-S", "-c", child], check=True, env={})
+
+
+# ------------------------------------------------------------------------------------------------------------- model
+def network() -> nn.Module:
+    """Parameters, float buffers and an integer buffer."""
+    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def digest(tensors: Iterable[torch.Tensor]) -> str:
+    seen = hashlib.sha256()
+    for tensor in tensors:
+        seen.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+        seen.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return seen.hexdigest()
+
+
+def write_json(path: Path, data: dict[str, object]) -> None:
+    with path.open("x") as file:
+        json.dump(data, file)
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--mode", default="cpu_cadence")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--size", type=int, default=240)
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--anchor", type=int, default=None)
+    parser.add_argument("--min-anchor", type=int, default=1)
+    parser.add_argument("--step-ms", default="0", help="one value, or one for each rank")
+    parser.add_argument("--log", type=Path, default=None)
+    parser.add_argument("--fault", choices=FAULTS, default=None)
+    parser.add_argument("--fault-rank", default="1")
+    parser.add_argument("--fault-step", type=int, default=3)
+    parser.add_argument("--broken-model", action="store_true")
+    parser.add_argument("--grandchild", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
+    torch.set_num_threads(1)
+    torch.manual_seed(0 if RANK == "solo" else int(RANK) + 1)  # other initial weights on every rank
+
+    def build_model(device: torch.device) -> nn.Module:
+        if args.broken_model:
+            raise RuntimeError("planted in build_model")
+        if args.grandchild:
+            leave_grandchild(f"grandchild-of-{os.environ['FDL_RUN_ID']}")
+        model = network().to(device)
+        if args.log is not None:
+            path = args.log / f"final-{RANK}.json"
+            atexit.register(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))
+        return model
+
+    steps_ms = [float(value) for value in args.step_ms.split(",")]
+    step_ms = steps_ms[int(RANK) % len(steps_ms)] if RANK.isdigit() else steps_ms[0]
+    fault = FAULTS[args.fault] if args.fault and args.fault_rank == RANK else None
+    cadence = flodl.ElCheConfig(mode=args.mode, min_anchor=args.min_anchor, anchor=args.anchor)
+    handle = (
+        flodl.Trainer.builder(
+            build_model, lambda p: torch.optim.Adam(p, 1e-2), Step(step_ms / 1e3, fault, args.fault_step)
+        )
+        .dataset(Numbers(args.size, args.log))
+        .batch_size(args.batch_size)
+        .num_epochs(args.epochs)
+        .elche(cadence)
+        .run()
+    )
+    state = handle.join()
+    if args.log is not None:
+        role = "head" if flodl.is_head() else RANK
+        joined = {"role": role, "outcome": state.outcome, "sha256": digest([*state.params, *state.buffers])}
+        write_json(args.log / f"joined-{os.getpid()}.json", joined)
+    print(f"joined: {state.outcome} after {state.epochs} epoch(s)", flush=True)
+
+
+if __name__ == "__main__":
+    main()

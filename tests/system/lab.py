@@ -1,0 +1,190 @@
+"""Hosts on one machine: network namespaces on a bridge of their own, each with its own name and sshd. Needs root.
+
+Names, interfaces and subnet come from this process's id, so that two labs never meet. ``Lab`` is a context manager;
+it takes everything down again, and ends whatever still runs on its hosts.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+import yaml
+
+START_S: Final = 10.0
+POLL_S: Final = 0.02
+
+_CONFIG = """\
+HostKey {folder}/{name}.hostkey
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+StrictModes no
+UsePAM no
+UseDNS no
+PermitRootLogin yes
+PasswordAuthentication no
+MaxStartups 100
+"""
+
+
+@dataclass
+class Host:
+    """One host: its name (of the namespace, too) and its address."""
+
+    name: str
+    address: str
+    sshd: "subprocess.Popen[bytes] | None" = field(default=None, repr=False)
+
+    @property
+    def namespace(self) -> str:
+        """As ``/proc/PID/ns/net`` of a process on this host shows it."""
+        return f"net:[{os.stat(f'/run/netns/{self.name}').st_ino}]"
+
+
+class Lab:
+    """``with Lab(folder, 2) as lab``: two hosts and this machine, which is ``lab.address`` on their network."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self._folder = folder
+        me = os.getpid() % 0x100000
+        self._bridge = f"flb{me:x}"
+        self._net = f"10.{96 + me % 96}.{me // 96 % 256}"
+        self.address = f"{self._net}.1"
+        self.hosts = [Host(f"flh{me:x}{chr(97 + index)}", f"{self._net}.{11 + index}") for index in range(count)]
+
+    # ---------------------------------------------------------------------------------------------------- up and down
+    @staticmethod
+    def obstacle() -> str:
+        """Why there can be no lab here; empty when there can."""
+        if os.geteuid() != 0:
+            return "network namespaces need root"
+        missing = [name for name in ("ip", "unshare", "ssh-keygen", "/usr/sbin/sshd") if shutil.which(name) is None]
+        return f"not installed: {', '.join(missing)}" if missing else ""
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._down)
+            self._up()
+            undo.pop_all()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._down()
+
+    def _up(self) -> None:
+        Path("/run/sshd").mkdir(exist_ok=True)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
+        _run("ip", "link", "add", self._bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+        for host in self.hosts:
+            self._attach(host)
+            self._start_sshd(host)
+        for host in self.hosts:
+            _wait_for_port(host.address, 22)
+
+    def _attach(self, host: Host) -> None:
+        outer = f"v{host.name}"
+        _run("ip", "netns", "add", host.name)
+        _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "e0", "netns", host.name)
+        _run("ip", "link", "set", outer, "master", self._bridge, "up")
+        _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "e0")
+        for device in ("e0", "lo"):
+            _run("ip", "-n", host.name, "link", "set", device, "up")
+
+    def _start_sshd(self, host: Host) -> None:
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / f"{host.name}.hostkey"))
+        config = self._folder / f"{host.name}.conf"
+        config.write_text(_CONFIG.format(folder=self._folder, name=host.name))
+        serve = f"hostname {host.name}; exec /usr/sbin/sshd -D -f {config} -E {self._folder / host.name}.log"
+        host.sshd = subprocess.Popen(
+            ["ip", "netns", "exec", host.name, "unshare", "-u", "sh", "-c", serve],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _down(self) -> None:
+        for host in self.hosts:
+            pids = subprocess.run(
+                ["ip", "netns", "pids", host.name], capture_output=True, text=True, check=False
+            ).stdout
+            for pid in map(int, pids.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if host.sshd is not None:
+                host.sshd.kill()
+                host.sshd.wait(START_S)
+            subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+
+    # --------------------------------------------------------------------------------------------------------- using
+    @property
+    def key(self) -> Path:
+        """The private key that every host lets in as root."""
+        return self._folder / "key"
+
+    @property
+    def nobody(self) -> str:
+        """An address of the network at which there is no host."""
+        return f"{self._net}.99"
+
+    def known_hosts(self) -> str:
+        """The lines that make all hosts known."""
+        keys = ((host.address, self._folder / f"{host.name}.hostkey.pub") for host in self.hosts)
+        return "".join(f"{address} {path.read_text()}" for address, path in keys)
+
+    def worker(self, host: Host, ranks: int, **changes: object) -> dict[str, object]:
+        """A worker of the cluster file with ``ranks`` CPU ranks on ``host``."""
+        ssh = {"target": host.address, "user": "root", "identity_file": str(self.key)}
+        values = {"host": host.name, "ssh": ssh, "local_devices": ["cpu"] * ranks, "python": sys.executable}
+        return {**values, "env": {"OMP_NUM_THREADS": "1"}, **changes}
+
+    def cluster(self, path: Path, workers: Sequence[Mapping[str, object]], port: int = 0, **changes: object) -> Path:
+        """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers."""
+        controller = {"host": self.address, "port": port or self.free_port()}
+        path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))
+        return path
+
+    def free_port(self) -> int:
+        """A port on which nobody listens at ``address``."""
+        with socket.socket() as probe:
+            probe.bind((self.address, 0))
+            return int(probe.getsockname()[1])
+
+    def cut(self, host: Host) -> None:
+        """Pull the host's cable: no FIN, no RST."""
+        _run("ip", "-n", host.name, "link", "set", "e0", "down")
+
+    def heal(self, host: Host) -> None:
+        """Put the cable back."""
+        _run("ip", "-n", host.name, "link", "set", "e0", "up")
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode:
+        raise OSError(f"{json.dumps(command)} ended with {done.returncode}: {done.stderr.strip()}")
+
+
+def _wait_for_port(address: str, port: int) -> None:
+    deadline_s, tick = time.monotonic() + START_S, threading.Event()
+    while True:
+        try:
+            socket.create_connection((address, port), 1.0).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+        tick.wait(POLL_S)
