@@ -51,8 +51,9 @@ def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
 
 
 def _message(outcome: Mapping[str, Any]) -> str:
-    message = str(outcome.get("message", ""))
-    return f": {message}" if message else ""
+    message, failure = str(outcome.get("message", "")), outcome.get("failure")
+    is_repeated = isinstance(failure, dict) and _what(failure) in message
+    return f": {message}" if message and not is_repeated else ""
 
 
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:

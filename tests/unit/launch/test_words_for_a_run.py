@@ -98,6 +98,11 @@ def test_headline_is_the_first_failure_with_its_last_lines_and_log(run: RunDir) 
     assert lines[-1] == "1 loss(es) were tolerated: rank 2 on node-b"
 
 
+def test_failure_is_not_said_twice(run: RunDir) -> None:
+    outcome = {"status": "failed", "message": "rank 2 failed: ValueError: boom", "failure": FAILURE}
+    assert describe_outcome(run, outcome, {})[0].endswith("failed")
+
+
 def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:
     lines = describe_outcome(run, {"status": "failed", "failure": FAILURE}, {})
     assert "  | ValueError: boom" in lines
