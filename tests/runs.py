@@ -54,9 +54,16 @@ class Fdl:
         return self.folder / "home"
 
     def call(self, *arguments: str, timeout_s: float = 30.0) -> "subprocess.CompletedProcess[str]":
-        """Run a command to its end."""
+        """Run a command of ``fdl`` to its end."""
+        return self._run(str(BIN / "fdl"), *arguments, timeout_s=timeout_s)
+
+    def python(self, *arguments: object, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
+        """Run a script without ``fdl``, to its end."""
+        return self._run(sys.executable, *map(str, arguments), timeout_s=timeout_s)
+
+    def _run(self, *command: str, timeout_s: float) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
-            [str(BIN / "fdl"), *arguments],
+            command,
             env=self.env,
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

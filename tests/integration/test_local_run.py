@@ -3,13 +3,11 @@
 import json
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.runs import DIGITS, END_S, JOB, START_S, Fdl
+from tests.runs import DIGITS, END_S, JOB, Fdl
 from tests.witness import witness_run, witness_solo
 
 MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
@@ -27,7 +25,7 @@ def accuracy(text: str) -> float:
     return float(re.findall(r"held-out accuracy (\d\.\d+)", text)[-1])
 
 
-# --------------------------------------------------------------------------------------------------------- the witness
+# -------------------------------------------------------------------------------------------------------- the witness
 @pytest.mark.parametrize("mode", MODES)
 def test_every_sample_is_merged_once_and_all_ranks_end_alike(fdl: Fdl, log: Path, mode: str) -> None:
     run = fdl.job(options=("--local", 3), mode=mode, size=101, batch_size=4, epochs=2, log=log)
@@ -40,15 +38,14 @@ def test_every_sample_is_merged_once_and_all_ranks_end_alike(fdl: Fdl, log: Path
 
 
 def test_solo_reads_every_sample_once_per_epoch(fdl: Fdl, log: Path) -> None:
-    command = [sys.executable, str(JOB), "--size", "101", "--batch-size", "4", "--epochs", "2", "--log", str(log)]
-    done = subprocess.run(command, env=fdl.env, capture_output=True, text=True, timeout=START_S * fdl.deadline_factor)
+    done = fdl.python(JOB, "--size", 101, "--batch-size", 4, "--epochs", 2, "--log", log)
 
     assert done.returncode == 0, done.stderr
     assert witness_solo(log, size=101, epochs=2).faults == []
     assert "joined: completed after 2 epoch(s)" in done.stdout
 
 
-# ---------------------------------------------------------------------------------------------------------- the example
+# -------------------------------------------------------------------------------------------------------- the example
 @pytest.mark.parametrize("mode", [MODES[0], *(pytest.param(mode, marks=pytest.mark.long) for mode in MODES[1:])])
 def test_digits_are_learned_by_three_local_ranks(fdl: Fdl, mode: str) -> None:
     run = fdl.launch("--local", 3, DIGITS, "--mode", mode)
@@ -59,14 +56,13 @@ def test_digits_are_learned_by_three_local_ranks(fdl: Fdl, mode: str) -> None:
 
 
 def test_digits_are_learned_solo(fdl: Fdl) -> None:
-    command = [sys.executable, str(DIGITS)]
-    done = subprocess.run(command, env=fdl.env, capture_output=True, text=True, timeout=START_S * fdl.deadline_factor)
+    done = fdl.python(DIGITS)
 
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= GOOD_ACCURACY
 
 
-# ----------------------------------------------------------------------------------------------------------- from outside
+# ------------------------------------------------------------------------------------------------------- from outside
 def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
     run = fdl.job(step_ms=20, epochs=10_000, log=fdl.folder)
     run.wait_for_training()

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import nn
@@ -113,6 +114,18 @@ def write_json(path: Path, data: dict[str, object]) -> None:
         json.dump(data, file)
 
 
+def at_any_end(write: Callable[[], None]) -> None:
+    """Call ``write`` at the interpreter's end, and before an ``os._exit``, which runs no atexit handler."""
+    atexit.register(write)
+    exit_now = os._exit
+
+    def exit_hard(code: int) -> NoReturn:
+        write()
+        exit_now(code)
+
+    os._exit = exit_hard
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mode", default="cpu_cadence")
@@ -144,7 +157,7 @@ def main() -> None:
         model = network().to(device)
         if args.log is not None:
             path = args.log / f"final-{RANK}.json"
-            atexit.register(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))
+            at_any_end(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))
         return model
 
     steps_ms = [float(value) for value in args.step_ms.split(",")]
