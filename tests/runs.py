@@ -236,6 +236,11 @@ class Launched:
         """Every process of the run but its launcher, wherever it hides."""
         return [f"{pid} {' '.join(argv)[:160]}" for pid, argv in self._processes()]
 
+    def leftovers_on(self, namespace: str) -> list[str]:
+        """Those of ``leftovers`` that run on one of the lab's hosts."""
+        found = [(pid, argv) for pid, argv in self._processes() if _namespace_of(pid) == namespace]
+        return [f"{pid} {' '.join(argv)[:160]}" for pid, argv in found]
+
     def _of_ranks(self) -> list[str]:
         mark = f"FLODL_RUN_MARK={self.run_id}:"
         marks = {pid: _proc(pid, "environ").decode(errors="replace") for pid, _ in self._processes()}
@@ -271,7 +276,7 @@ class Launched:
 
 
 def _plays(pid: int, argv: list[str], role: str, run_id: str, host: str) -> bool:
-    if host and os.readlink(f"/proc/{pid}/ns/net") != host:
+    if host and _namespace_of(pid) != host:
         return False
     is_warden = "flodl_daemon.warden" in argv
     environ = _proc(pid, "environ").split(b"\0")
@@ -295,6 +300,13 @@ def _proc(pid: int, name: str) -> bytes:
         return b""  # gone
 
 
+def _namespace_of(pid: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return ""
+
+
 def _descendants(pid: int) -> set[int]:
     try:
         return {child.pid for child in psutil.Process(pid).children(recursive=True)}
@@ -306,11 +318,9 @@ def _in_namespaces(namespaces: list[str], known: set[int]) -> list[tuple[int, li
     """What runs on the lab's hosts, but for their ssh servers and sessions."""
     found = []
     for name in os.listdir("/proc") if namespaces else ():
-        try:
-            is_inside = name.isdigit() and int(name) not in known and os.readlink(f"/proc/{name}/ns/net") in namespaces
-        except OSError:
+        if not name.isdigit() or int(name) in known or _namespace_of(int(name)) not in namespaces:
             continue
-        argv = _proc(int(name), "cmdline").decode(errors="replace").split("\0")[:-1] if is_inside else []
+        argv = _proc(int(name), "cmdline").decode(errors="replace").split("\0")[:-1]
         if argv and not argv[0].startswith(("sshd", "/usr/sbin/sshd")):
             found.append((int(name), argv))
     return found

@@ -140,6 +140,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault-rank", default="1")
     parser.add_argument("--fault-step", type=int, default=3)
     parser.add_argument("--broken-model", action="store_true")
+    parser.add_argument("--exit-after-join", type=int, default=0)
     parser.add_argument("--grandchild", action="store_true")
     return parser.parse_args()
 
@@ -180,6 +181,7 @@ def main() -> None:
         joined = {"role": role, "outcome": state.outcome, "sha256": digest([*state.params, *state.buffers])}
         write_json(args.log / f"joined-{os.getpid()}.json", joined)
     print(f"joined: {state.outcome} after {state.epochs} epoch(s)", flush=True)
+    sys.exit(args.exit_after_join)
 
 
 if __name__ == "__main__":

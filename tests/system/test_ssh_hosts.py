@@ -41,29 +41,28 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def project(fdl: Fdl, tmp_path: Path) -> Path:
-    folder = tmp_path / "my project"
-    folder.mkdir()
-    (folder / "train it.py").write_text(SCRIPT)
-    return folder
+def project(fdl: Fdl) -> Path:
+    (fdl.folder / "my code").mkdir()
+    (fdl.folder / "my code" / "train it.py").write_text(SCRIPT)
+    return fdl.folder
 
 
 def test_arguments_and_folder_arrive_byte_for_byte(hosts: Lab, fdl: Fdl, project: Path) -> None:
     words = ["a b", '--x="q"', "$HOME", ";reboot", "*", "-n", "", "new\nline", "é漢", "--", "-y"]
     workers = [hosts.worker(host, ranks, path=str(project)) for host, ranks in zip(hosts.hosts, (1, 2), strict=True)]
     cluster = hosts.cluster(project / "c.yml", workers)
-    run = fdl.launch("-c", cluster, project / "train it.py", *words)
+    run = fdl.launch("-c", cluster, "my code/train it.py", *words)
     assert run.wait(LAUNCH_S) == 0, run.story()
     assert run.stdout.count("joined once") == 1
     for rank, host in enumerate((hosts.hosts[0], hosts.hosts[1], hosts.hosts[1])):
-        assert f"{host.name}:{rank}: argv {words!r} host {host.name} cwd " in run.stdout
+        assert f"{host.name}:{rank}: argv {words!r} host {host.name} cwd {project}" in run.stdout
     run.wait_until_clean()
 
 
 def test_failure_on_a_remote_rank_is_the_headline(hosts: Lab, fdl: Fdl, project: Path) -> None:
     workers = [hosts.worker(host, 1, path=str(project)) for host in hosts.hosts]
     cluster = hosts.cluster(project / "c.yml", workers, env={"FAIL_ON": "1"})
-    run = fdl.launch("-c", cluster, "--stop-timeout", 3, project / "train it.py")
+    run = fdl.launch("-c", cluster, "--stop-timeout", 3, "my code/train it.py")
     assert run.wait(LAUNCH_S) == 1, run.story()
     assert f"first failure: rank 1 on {hosts.hosts[1].name} (cpu:0): ValueError: planted" in run.stderr
     assert "ValueError: planted" in run.stderr.split("last lines", 1)[1]
@@ -87,7 +86,7 @@ def test_host_that_cannot_start_is_named_and_the_other_is_cleaned(
     second = {**second, **{key: value for key, value in change.items() if key not in ssh}}
     second["ssh"] = {**second["ssh"], **ssh}  # type: ignore[dict-item]
     cluster = hosts.cluster(project / "c.yml", [first, second])
-    run = fdl.launch("-c", cluster, project / "train it.py")
+    run = fdl.launch("-c", cluster, "my code/train it.py")
     assert run.wait(LAUNCH_S) == 4, run.story()
     assert hosts.hosts[1].name in run.stderr
     assert words in run.stdout + run.stderr
