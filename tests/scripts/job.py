@@ -2,7 +2,7 @@
 
 In the folder of --log: ``reads-R.log``, one line for each sample that rank R read; ``final-R.json``, a digest of the
 rank's weights at its end; ``joined-PID.json``, a digest of what ``join()`` returned, and in which role. A rank is
-called ``solo`` where there are none.
+called ``solo`` where there are none, and tells its pace there, too.
 """
 
 import argparse
@@ -51,10 +51,17 @@ class Step:
 
     def __init__(self, step_s: float, fault: Callable[[], None] | None, at_step: int) -> None:
         self._step_s, self._fault, self._at_step = step_s, fault, at_step
-        self._steps = 0
+        self._steps, self._first_s, self._last_s = 0, 0.0, 0.0
+
+    @property
+    def per_s(self) -> float:
+        """Steps per second from the first step to the last one."""
+        return (self._steps - 1) / (self._last_s - self._first_s) if self._steps > 1 else 0.0
 
     def __call__(self, model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         self._steps += 1
+        self._last_s = time.monotonic()
+        self._first_s = self._first_s or self._last_s
         if self._steps == 1:
             print(f"rank {RANK} takes its first step", flush=True)
         if self._steps == self._at_step and self._fault is not None:
@@ -134,6 +141,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--anchor", type=int, default=None)
     parser.add_argument("--min-anchor", type=int, default=1)
+    parser.add_argument("--max-anchor", type=int, default=200)
     parser.add_argument("--step-ms", default="0", help="one value, or one for each rank")
     parser.add_argument("--log", type=Path, default=None)
     parser.add_argument("--fault", choices=FAULTS, default=None)
@@ -164,11 +172,12 @@ def main() -> None:
     steps_ms = [float(value) for value in args.step_ms.split(",")]
     step_ms = steps_ms[int(RANK) % len(steps_ms)] if RANK.isdigit() else steps_ms[0]
     fault = FAULTS[args.fault] if args.fault and args.fault_rank == RANK else None
-    cadence = flodl.ElCheConfig(mode=args.mode, min_anchor=args.min_anchor, anchor=args.anchor)
+    cadence = flodl.ElCheConfig(
+        mode=args.mode, anchor=args.anchor, min_anchor=args.min_anchor, max_anchor=args.max_anchor
+    )
+    step = Step(step_ms / 1e3, fault, args.fault_step)
     handle = (
-        flodl.Trainer.builder(
-            build_model, lambda p: torch.optim.Adam(p, 1e-2), Step(step_ms / 1e3, fault, args.fault_step)
-        )
+        flodl.Trainer.builder(build_model, lambda p: torch.optim.Adam(p, 1e-2), step)
         .dataset(Numbers(args.size, args.log))
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
@@ -178,7 +187,8 @@ def main() -> None:
     state = handle.join()
     if args.log is not None:
         role = "head" if flodl.is_head() else RANK
-        joined = {"role": role, "outcome": state.outcome, "sha256": digest([*state.params, *state.buffers])}
+        weights = digest([*state.params, *state.buffers])
+        joined = {"role": role, "outcome": state.outcome, "sha256": weights, "steps_per_s": step.per_s}
         write_json(args.log / f"joined-{os.getpid()}.json", joined)
     print(f"joined: {state.outcome} after {state.epochs} epoch(s)", flush=True)
     sys.exit(args.exit_after_join)
