@@ -2,18 +2,21 @@
 
 h11 parses (one small package, no loop of its own, 16 ms to import); the socket comes from the port's mux. Reads are
 free on loopback, elsewhere they need the read token. A foreign Host header is refused, so that no web page can read a
-run through a name of its own. Followers are cursors: one that does not read is dropped.
+run through a name of its own. Followers are cursors: one that does not read, or has gone, is dropped. Whatever a
+client does, or an answer of ours does wrong, ends its connection and nothing else.
 """
 
 import asyncio
+import contextlib
 import hmac
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs
 
 import h11
 
@@ -21,27 +24,45 @@ from flodl.config.address import is_loopback, split_address
 from flodl.errors import ConfigError
 from flodl.ids import HostName, RankId
 from flodl.monitor.event_log import EventLog
-from flodl.monitor.log_store import HEAD, LineReader, LogStore, since_cursor, tail_cursor
+from flodl.monitor.log_lines import LineReader, LogLine, Wants, cursor_at, tail_reader
+from flodl.monitor.log_store import HEAD, STREAMS, LogStore
 
 READ_BYTES: Final = 16 * 1024
 MAX_HEADER_BYTES: Final = 16 * 1024
+MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
+"""What is read past an answer, so that a client which still sends can read it: closing would reset the connection."""
+
+MAX_CONNECTIONS: Final = 256
+"""At once; a newer one replaces the oldest that has not made its request yet."""
+
+MAX_FOLLOWERS: Final = 64
+"""Streams at once: each costs a reader of the logs."""
+
 REQUEST_S: Final = 10.0
 """How long a request's header may take."""
 
 WRITE_S: Final = 10.0
-"""A follower that takes nothing for this long is dropped."""
+"""A client that takes nothing for this long is dropped."""
+
+LINGER_S: Final = 1.0
 
 FOLLOW_POLL_S: Final = 1.0
-"""How often an idle log follower looks for an unfinished line or the end."""
+"""How often an idle log follower looks for a progress bar that stands still."""
+
+KEEP_ALIVE_S: Final = 30.0
+"""An idle stream carries an empty line this often: proxies and clients take silence for an end."""
 
 EVENTS_PER_PIECE: Final = 500
+MAX_NUMBER: Final = 1 << 53
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What there is to read. ``host_of`` names a rank's host, ``names`` the Host headers that are ours."""
+    """What there is to read. ``host_of`` names a rank's host, ``names`` the Host headers that are ours besides the
+    address that the client dialed.
+    """
 
     state: Callable[[], Mapping[str, Any]]
     events: EventLog
@@ -64,6 +85,8 @@ class HttpServer:
 
     def __init__(self, view: View) -> None:
         self._view = view
+        self._waiting: dict[asyncio.Task[Any], None] = {}
+        self._connections = 0
         self._followers = 0
         self._all_read = asyncio.Event()
         self._all_read.set()
@@ -75,66 +98,84 @@ class HttpServer:
     async def serve(self, sock: socket.socket) -> None:
         """Answer one request and close; ``sock`` has not been read from."""
         reader, writer = await asyncio.open_connection(sock=sock, limit=READ_BYTES)
+        exchange = _Exchange(reader, writer)
+        self._connections += 1
         try:
-            await self._answer(reader, writer)
-        except (ConnectionError, TimeoutError, h11.RemoteProtocolError) as error:
+            await self._answer(exchange)
+            await exchange.linger()
+        except OSError as error:
             _log.debug("http connection dropped: %s", error)
+        except Exception:  # noqa: BLE001  # a fault in an answer must not reach the port, and with it the run
+            _log.exception("http request failed")
         finally:
-            writer.close()
+            self._connections -= 1
+            writer.transport.abort()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
-        peer = str(writer.get_extra_info("peername", ("",))[0])
+    async def _answer(self, exchange: "_Exchange") -> None:
         try:
-            async with asyncio.timeout(REQUEST_S):
-                request = await _request(connection, reader)
-            self._check(request, peer)
-            send = _sender(connection, writer)
-            await self._route(request, send)
+            request = await self._request(exchange)
+            self._check(request, exchange)
+            await self._route(request, exchange)
+        except h11.RemoteProtocolError as error:
+            await exchange.fail(error.error_status_hint, str(error))
         except HttpError as error:
-            body = json.dumps({"error": error.text}).encode()
-            await _respond(connection, writer, error.status, body)
+            await exchange.fail(error.status, error.text)
 
-    def _check(self, request: h11.Request, peer: str) -> None:
+    async def _request(self, exchange: "_Exchange") -> h11.Request:
+        """The request; TimeoutError when it was too slow, or made room for another."""
+        reading = asyncio.create_task(exchange.request())
+        self._waiting[reading] = None
+        try:
+            if self._connections > MAX_CONNECTIONS:
+                next(iter(self._waiting)).cancel()
+            await asyncio.wait({reading}, timeout=REQUEST_S)
+            if reading.cancelled() or not reading.done():
+                raise TimeoutError("no request in time")
+            return reading.result()
+        finally:
+            del self._waiting[reading]
+            reading.cancel()
+
+    def _check(self, request: h11.Request, exchange: "_Exchange") -> None:
         headers = {name: value.decode("latin-1") for name, value in request.headers}
         if request.method not in (b"GET", b"HEAD"):
             raise HttpError(405, "only GET: nothing here changes the run")
-        if not self._is_ours(headers.get(b"host", "")):
+        if not self._is_ours(headers.get(b"host", ""), exchange.local_host):
             raise HttpError(403, "unknown Host header: use the controller's address")
-        if is_loopback(peer):
+        if is_loopback(exchange.peer_host):
             return
         given = headers.get(b"authorization", "")
         if not hmac.compare_digest(given.encode(), f"Bearer {self._view.read_token}".encode()):
             raise HttpError(401, "a read token is needed: use fdl on the controller's machine")
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_ours(self, host: str, dialed: str) -> bool:
         try:
             name, _ = split_address(host, 80)
         except ConfigError:
             return False
-        return name.lower() in self._view.names
+        return name == dialed or name.lower() in self._view.names
 
-    async def _route(self, request: h11.Request, send: "_Send") -> None:
-        parts = urlsplit(request.target.decode("latin-1"))
-        query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        match parts.path:
+    async def _route(self, request: h11.Request, exchange: "_Exchange") -> None:
+        path, _, text = request.target.decode("latin-1").partition("?")
+        query = {name: values[-1] for name, values in parse_qs(text).items()}
+        match path:
             case "/state.json":
-                await send(json.dumps(self._view.state(), allow_nan=False).encode(), "application/json")
+                data = json.dumps(self._view.state(), allow_nan=False).encode()
+                await exchange.send(data, "application/json")
             case "/events":
-                await self._stream(send, self._events(query))
+                await self._stream(exchange, self._events(query))
             case "/logs":
-                await self._stream(send, self._logs(query))
+                await self._stream(exchange, self._logs(query))
             case _:
                 raise HttpError(404, "there is /state.json, /events and /logs")
 
-    async def _stream(self, send: "_Send", lines: AsyncIterator[list[Any]]) -> None:
+    async def _stream(self, exchange: "_Exchange", pieces: AsyncIterator[list[Any]]) -> None:
+        if self._followers >= MAX_FOLLOWERS:
+            raise HttpError(503, f"{MAX_FOLLOWERS} streams are being read already")
         self._followers += 1
         self._all_read.clear()
         try:
-            async for piece in lines:
-                data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in piece)
-                await send(data.encode(), "application/x-ndjson", more=True)
-            await send(b"", "application/x-ndjson")
+            await exchange.while_there(_write_lines(exchange, pieces))
         finally:
             self._followers -= 1
             if not self._followers:
@@ -146,27 +187,41 @@ class HttpServer:
             while piece := events.after(cursor, EVENTS_PER_PIECE):
                 cursor = piece[-1]["seq"]
                 yield piece
-            if not follow or not await events.wait(cursor):
+            if not follow or not await events.wait(cursor, KEEP_ALIVE_S):
                 return
+            if events.last_seq <= cursor:
+                yield []
 
     async def _logs(self, query: Mapping[str, str]) -> AsyncIterator[list[Any]]:
         store, wants = self._view.logs, _choice(query, self._view.host_of)
-        cursor = _number(query, "cursor")
-        if "tail" in query:
-            cursor = max(cursor, tail_cursor(store, wants, _number(query, "tail")))
-        if "since" in query:
-            cursor = max(cursor, since_cursor(store, _number(query, "since") * 1000))
-        reader, follow = LineReader(store, cursor, wants), _number(query, "follow")
+        follow = bool(_number(query, "follow"))
+        reader = await self._log_reader(query, wants, follow)
+        told_s = time.monotonic()
         while True:
-            while reader.cursor < store.count:
-                lines = reader.lines()
-                if lines:
+            while reader.next_arrival < store.count:
+                if lines := reader.lines():
                     yield [self._log_line(line) for line in lines]
-            if not follow or not await store.wait(reader.cursor, FOLLOW_POLL_S):
+                    told_s = time.monotonic()
+                await asyncio.sleep(0)
+            if not follow or not await store.wait(reader.next_arrival, FOLLOW_POLL_S):
                 break
+            lines = reader.updates(int(time.time() * 1e3))
+            if lines or time.monotonic() - told_s >= KEEP_ALIVE_S:
+                yield [self._log_line(line) for line in lines]
+                told_s = time.monotonic()
         yield [self._log_line(line) for line in reader.rest()]
 
-    def _log_line(self, line: Any) -> dict[str, Any]:
+    async def _log_reader(self, query: Mapping[str, str], wants: Wants, follow: bool) -> LineReader:
+        store = self._view.logs
+        cursor, since, tail = _number(query, "cursor"), _number(query, "since"), _number(query, "tail")
+        cursor = min(cursor, cursor_at(store.count))
+        if since:
+            cursor = max(cursor, cursor_at(store.first_since(since * 1000)))
+        if "tail" not in query:
+            return LineReader(store, cursor, wants)
+        return await tail_reader(store, wants, tail, cursor, with_rest=not follow)
+
+    def _log_line(self, line: LogLine) -> dict[str, Any]:
         return {
             "cursor": line.cursor,
             "ts": line.ts_ms,
@@ -177,44 +232,94 @@ class HttpServer:
         }
 
 
-class _Send:
-    """Writes an answer's head with its first piece, then pieces; the last call has ``more`` False."""
+class _Exchange:
+    """One request and its answer on one connection."""
 
-    def __init__(self, connection: h11.Connection, writer: asyncio.StreamWriter) -> None:
-        self._connection, self._writer, self._has_head = connection, writer, False
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
+        self._is_head_request = False
+        self.peer_host = str((writer.get_extra_info("peername") or ("",))[0])
+        self.local_host = str((writer.get_extra_info("sockname") or ("",))[0])
 
-    async def __call__(self, data: bytes, kind: str, more: bool = False) -> None:
+    async def request(self) -> h11.Request:
+        """The request's header.
+
+        Raises:
+            ConnectionResetError: the client closed before it was complete.
+            h11.RemoteProtocolError: it is no HTTP, or too long.
+        """
+        while True:
+            event = self._connection.next_event()
+            if isinstance(event, h11.Request):
+                self._is_head_request = event.method == b"HEAD"
+                return event
+            if event is not h11.NEED_DATA:
+                raise ConnectionResetError("closed before a request")
+            self._connection.receive_data(await self._reader.read(READ_BYTES))
+
+    async def send(self, data: bytes, kind: str, *, status: int = 200, more: bool = False) -> None:
+        """Write the answer's head with its first piece, then pieces; the last call has ``more`` False.
+
+        Raises:
+            OSError: the client has gone, or takes nothing.
+        """
         out = b""
-        if not self._has_head:
-            self._has_head = True
-            out += self._connection.send(_head(200, kind)) or b""
-        if data:
+        if self._connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            out += self._connection.send(_head(status, kind)) or b""
+        if data and not self._is_head_request:
             out += self._connection.send(h11.Data(data=data)) or b""
         if not more:
             out += self._connection.send(h11.EndOfMessage()) or b""
-        await _write(self._writer, out)
+        self._writer.write(out)
+        async with asyncio.timeout(WRITE_S):
+            await self._writer.drain()
+
+    async def fail(self, status: int, text: str) -> None:
+        """Answer with an error, unless the answer has begun: then its missing end tells."""
+        if self._connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            await self.send(json.dumps({"error": text}).encode(), "application/json", status=status)
+
+    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do ``work`` as long as the client keeps its side open.
+
+        Raises:
+            ConnectionResetError: it closed.
+        """
+        working = asyncio.create_task(work)
+        reading = asyncio.create_task(self._read_past())
+        try:
+            await asyncio.wait({working, reading}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise ConnectionResetError("closed in the middle of a stream")
+            working.result()
+        finally:
+            for task in (working, reading):
+                task.cancel()
+            await asyncio.wait({working, reading})
+
+    async def linger(self) -> None:
+        """Let the answer arrive: say that nothing follows, and read on until the client closes too."""
+        self._writer.write_eof()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                await self._read_past(MAX_LINGER_BYTES)
+        self._writer.close()
+        async with asyncio.timeout(WRITE_S):
+            await self._writer.wait_closed()
+
+    async def _read_past(self, limit_bytes: int = MAX_NUMBER) -> None:
+        while limit_bytes > 0 and (data := await self._reader.read(READ_BYTES)):
+            limit_bytes -= len(data)
 
 
-def _sender(connection: h11.Connection, writer: asyncio.StreamWriter) -> _Send:
-    return _Send(connection, writer)
-
-
-async def _request(connection: h11.Connection, reader: asyncio.StreamReader) -> h11.Request:
-    while True:
-        event = connection.next_event()
-        if isinstance(event, h11.Request):
-            return event
-        if event is h11.NEED_DATA:
-            connection.receive_data(await reader.read(READ_BYTES))
-        else:
-            raise ConnectionResetError("closed before a request")
-
-
-async def _respond(connection: h11.Connection, writer: asyncio.StreamWriter, status: int, body: bytes) -> None:
-    out = connection.send(_head(status, "application/json")) or b""
-    out += connection.send(h11.Data(data=body)) or b""
-    out += connection.send(h11.EndOfMessage()) or b""
-    await _write(writer, out)
+async def _write_lines(exchange: _Exchange, pieces: AsyncIterator[list[Any]]) -> None:
+    kind = "application/x-ndjson"
+    async for piece in pieces:
+        data = "".join(json.dumps(line, allow_nan=False) + "\n" for line in piece) or "\n"
+        await exchange.send(data.encode(), kind, more=True)
+        await asyncio.sleep(0)
+    await exchange.send(b"", kind)
 
 
 def _head(status: int, kind: str) -> h11.Response:
@@ -222,28 +327,25 @@ def _head(status: int, kind: str) -> h11.Response:
         ("Content-Type", kind),
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),
+        ("Cross-Origin-Resource-Policy", "same-origin"),
         ("Connection", "close"),
     ]
     return h11.Response(status_code=status, headers=headers)
 
 
-async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    writer.write(data)
-    async with asyncio.timeout(WRITE_S):
-        await writer.drain()
-
-
 def _number(query: Mapping[str, str], name: str) -> int:
     text = query.get(name, "0")
-    if not text.isdigit() or len(text) > 15:
-        raise HttpError(400, f"{name}: expected a whole number")
+    if not (text.isascii() and text.isdigit() and len(text) <= 16) or int(text) > MAX_NUMBER:
+        raise HttpError(400, f"{name}: expected a whole number from 0 to {MAX_NUMBER}")
     return int(text)
 
 
-def _choice(query: Mapping[str, str], host_of: Callable[[RankId], HostName]) -> Callable[[RankId, str], bool]:
-    ranks = {int(word) for word in query.get("ranks", "").split(",") if word.lstrip("-").isdigit()}
+def _choice(query: Mapping[str, str], host_of: Callable[[RankId], HostName]) -> Wants:
+    ranks = {_rank(word) for word in query.get("ranks", "").split(",") if word}
     hosts = {word for word in query.get("host", "").split(",") if word}
     stream = query.get("stream", "")
+    if stream not in ("", *STREAMS):
+        raise HttpError(400, f"stream: expected one of {', '.join(STREAMS)}")
 
     def wants(rank: RankId, name: str) -> bool:
         return (
@@ -253,3 +355,10 @@ def _choice(query: Mapping[str, str], host_of: Callable[[RankId], HostName]) -> 
         )
 
     return wants
+
+
+def _rank(word: str) -> RankId:
+    digits = word.removeprefix("-")
+    if not (digits.isascii() and digits.isdigit() and len(digits) <= 9):
+        raise HttpError(400, "ranks: expected numbers separated by commas, -1 for the head")
+    return int(word)

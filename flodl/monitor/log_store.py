@@ -2,16 +2,18 @@
 
 ``logs/rank{r}.{stream}.log`` hold the exact bytes. ``logs/index`` holds one fixed record per arrival (when, whose,
 where, how much), so that the lines of all ranks can be told in the order in which they came, from any point, by any
-number of readers, without keeping a line in memory. A disk that takes nothing loses output, never the run.
+number of readers, without keeping a line in memory (``flodl.monitor.log_lines``).
+
+An arrival is kept whole or not at all: bytes and record are written at places that only this object knows, so what a
+full disk took of them is overwritten by the next. Lost output never stops a run; a line in the file says how much.
 """
 
 import asyncio
-import codecs
 import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -23,30 +25,19 @@ HEAD: Final = -1
 """The head's place among the ranks."""
 
 STREAMS: Final = ("stdout", "stderr")
-MAX_LINE_BYTES: Final = 64 * 1024
-"""A longer line is cut there, with a mark; the raw file keeps all of it."""
 
-CUT_MARK: Final = " … [cut]"
-UPDATE_EVERY_MS: Final = 1000
-"""A progress bar's carriage returns become at most one line in this time."""
+ARRIVAL_BYTES: Final = 64 * 1024
+"""A longer piece becomes several arrivals, so that a reader can stop in between."""
 
 _RECORD: Final = Struct(">QiBQI")
+_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
-    """One line of output. ``cursor`` continues behind it; ``ts_ms`` is the controller's wall clock at its arrival."""
+class Arrival:
+    """``size`` bytes at ``offset`` of one stream's file, at ``ts_ms`` on the controller's wall clock."""
 
-    cursor: int
-    ts_ms: int
-    rank: RankId
-    stream: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Arrival:
     ts_ms: int
     rank: RankId
     stream: str
@@ -54,186 +45,150 @@ class _Arrival:
     size: int
 
 
+@dataclass(slots=True)
+class _Output:
+    """One stream's file. ``position`` counts the stream's bytes, ``size`` the file's, ``lost`` those to be told of."""
+
+    fd: int
+    size: int = 0
+    position: int = 0
+    lost: int = 0
+    ends_line: bool = True
+
+
 class LogStore:
     """All output of one run; used from one event loop."""
 
     def __init__(self, folder: Path) -> None:
-        """``folder``: the run's logs; exists."""
+        """``folder``: the run's logs; exists. Its files are made by the first bytes, never taken over."""
         self._folder = folder
-        self._files: dict[tuple[RankId, str], int] = {}
-        self._sizes: dict[tuple[RankId, str], int] = {}
-        self._index_fd = _open(folder / "index")
+        self._outputs: dict[tuple[RankId, str], _Output] = {}
+        self._index_fd: int | None = None
         self._count = 0
+        self._last_ms = 0
         self._news = asyncio.Event()
         self._has_ended = False
         self._has_warned = False
+        self._is_closed = False
 
     @property
     def count(self) -> int:
-        """Arrivals so far: the cursor behind the last one."""
+        """Arrivals so far."""
         return self._count
 
     def append(self, rank: RankId, stream: str, offset: int, data: bytes) -> None:
-        """Bytes of a stream from ``offset`` on; what is there already is dropped, a gap is marked."""
-        key = (rank, stream)
-        if stream not in STREAMS:
-            return
-        size = self._sizes.get(key, 0)
-        data = data[max(0, size - offset) :] if offset <= size else data
-        if not data:
+        """Bytes of a stream from ``offset`` on; what has come before is dropped, and a gap counts as lost."""
+        if stream not in STREAMS or self._is_closed:
             return
         try:
-            if key not in self._files:
-                self._files[key] = _open(self._folder / f"{_source(rank)}.{stream}.log")
-            written = os.write(self._files[key], data)
-            arrival = _RECORD.pack(int(time.time() * 1e3), rank, STREAMS.index(stream), size, written)
-            os.write(self._index_fd, arrival)
+            output = self._output(rank, stream)
         except OSError as error:
-            if not self._has_warned:
-                self._has_warned = True
-                _log.warning("output is lost: folder=%s error=%s", self._folder, error)
+            self._warn(error)
             return
-        self._sizes[key] = size + written
-        self._count += 1
-        self._news.set()
+        data = data[max(0, output.position - offset) :]
+        if not data:
+            return
+        output.lost += max(0, offset - output.position)
+        output.position = max(offset, output.position) + len(data)
+        for start in range(0, len(data), ARRIVAL_BYTES):
+            self._keep(output, rank, stream, data[start : start + ARRIVAL_BYTES])
+        self._ring()
 
-    async def wait(self, cursor: int, timeout_s: float) -> bool:
-        """Wait for arrivals behind ``cursor``, at most ``timeout_s``; False once there will be none."""
-        if self._count <= cursor and not self._has_ended:
-            self._news.clear()
+    async def wait(self, count: int, timeout_s: float) -> bool:
+        """Wait for more than ``count`` arrivals, at most ``timeout_s``; False once there will be none."""
+        if self._count <= count and not self._has_ended:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), timeout_s)
-        return self._count > cursor or not self._has_ended
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+        return self._count > count or not self._has_ended
 
     def end(self) -> None:
         """No more output will come."""
         self._has_ended = True
-        self._news.set()
+        self._ring()
 
     def close(self) -> None:
-        """Close all files."""
-        for descriptor in (*self._files.values(), self._index_fd):
-            os.close(descriptor)
-        self._files.clear()
-        self._index_fd = -1
+        """Close all files; what comes now is dropped."""
+        self._is_closed = True
+        for output in self._outputs.values():
+            os.close(output.fd)
+        self._outputs.clear()
+        if self._index_fd is not None:
+            os.close(self._index_fd)
+            self._index_fd = None
 
-    def arrivals(self, start: int, stop: int) -> Iterator[_Arrival]:
-        """The index records ``start`` to ``stop``."""
-        size = _RECORD.size
-        raw = os.pread(self._index_fd, (stop - start) * size, start * size)
-        for ts_ms, rank, stream, offset, count in _RECORD.iter_unpack(raw[: len(raw) // size * size]):
-            yield _Arrival(ts_ms, rank, STREAMS[stream], offset, count)
+    def arrivals(self, start: int, stop: int) -> Iterator[Arrival]:
+        """The arrivals ``start`` to ``stop``, as far as there are."""
+        if self._index_fd is None:
+            return
+        count, size = min(stop, self._count) - start, _RECORD.size
+        for ts_ms, rank, stream, offset, length in _RECORD.iter_unpack(
+            os.pread(self._index_fd, max(0, count) * size, start * size)
+        ):
+            yield Arrival(ts_ms, rank, STREAMS[stream], offset, length)
 
-    def read(self, arrival: _Arrival) -> bytes:
-        """The bytes of one arrival."""
-        descriptor = self._files.get((arrival.rank, arrival.stream))
-        return b"" if descriptor is None else os.pread(descriptor, arrival.size, arrival.offset)
+    def read(self, rank: RankId, stream: str, offset: int, size: int) -> bytes:
+        """Bytes of one stream's file."""
+        output = self._outputs.get((rank, stream))
+        return b"" if output is None else os.pread(output.fd, size, offset)
 
+    def first_since(self, ts_ms: int) -> int:
+        """The number of the first arrival not before ``ts_ms``."""
+        low, high = 0, self._count
+        while low < high:
+            middle = (low + high) // 2
+            if next(self.arrivals(middle, middle + 1)).ts_ms < ts_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
-class LineReader:
-    """Turns arrivals into lines, for one follower: characters split between arrivals come out whole."""
+    def _output(self, rank: RankId, stream: str) -> _Output:
+        output = self._outputs.get((rank, stream))
+        if output is None:
+            if self._index_fd is None:
+                self._index_fd = os.open(self._folder / "index", _FLAGS, 0o600)
+            name = "head" if rank == HEAD else f"rank{rank}"
+            output = _Output(os.open(self._folder / f"{name}.{stream}.log", _FLAGS, 0o600))
+            self._outputs[rank, stream] = output
+        return output
 
-    def __init__(self, store: LogStore, cursor: int, wants: Callable[[RankId, str], bool]) -> None:
-        """Starts behind ``cursor``; ``wants(rank, stream)`` chooses."""
-        self._store = store
-        self._wants = wants
-        self._parts: dict[tuple[RankId, str], _Partial] = {}
-        self.cursor = cursor
+    def _keep(self, output: _Output, rank: RankId, stream: str, data: bytes) -> None:
+        assert self._index_fd is not None, "opened with the first output"
+        kept = _loss_mark(output) + data if output.lost else data
+        self._last_ms = max(self._last_ms, int(time.time() * 1e3))  # the wall clock may step back, the order may not
+        record = _RECORD.pack(self._last_ms, rank, STREAMS.index(stream), output.size, len(kept))
+        try:
+            _write_at(output.fd, kept, output.size)
+            _write_at(self._index_fd, record, self._count * _RECORD.size)
+        except OSError as error:
+            output.lost += len(data)
+            self._warn(error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(output.fd, output.size)
+            return
+        output.size += len(kept)
+        output.lost, output.ends_line = 0, kept.endswith(b"\n")
+        self._count += 1
 
-    def lines(self, limit: int = 256) -> list[LogLine]:
-        """The lines of up to ``limit`` further arrivals."""
-        stop = min(self._store.count, self.cursor + limit)
-        found: list[LogLine] = []
-        for arrival in self._store.arrivals(self.cursor, stop):
-            self.cursor += 1
-            if not self._wants(arrival.rank, arrival.stream):
-                continue
-            part = self._parts.setdefault((arrival.rank, arrival.stream), _Partial())
-            texts = part.feed(self._store.read(arrival), arrival.ts_ms)
-            found += [LogLine(self.cursor, arrival.ts_ms, arrival.rank, arrival.stream, text) for text in texts]
-        self.cursor = max(self.cursor, stop)
-        return found
+    def _warn(self, error: OSError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("output is lost: folder=%s error=%s", self._folder, error)
 
-    def rest(self) -> list[LogLine]:
-        """The unfinished lines, at the end."""
-        found = []
-        for (rank, stream), part in self._parts.items():
-            if text := part.finish():
-                found.append(LogLine(self.cursor, part.ts_ms, rank, stream, text))
-        self._parts.clear()
-        return found
-
-
-class _Partial:
-    """One stream's unfinished line."""
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
-        self._text = ""
-        self._is_cut = False
-        self.ts_ms = 0
-
-    def feed(self, data: bytes, ts_ms: int) -> list[str]:
-        *whole, rest = (self._text + self._decoder.decode(data)).split("\n")
-        lines = []
-        for line in whole:
-            if not self._is_cut:
-                lines.append(_shorten(line))
-            self._is_cut = False
-        if "\r" in rest and ts_ms - self.ts_ms >= UPDATE_EVERY_MS:
-            updates = [update for update in rest.split("\r")[:-1] if update.strip()]
-            lines += updates[-1:]
-            rest = rest.rpartition("\r")[2]
-            self.ts_ms = ts_ms
-        if len(rest) > MAX_LINE_BYTES:
-            if "\r" in rest:
-                rest = rest.rpartition("\r")[2]
-            elif not self._is_cut:
-                lines.append(_shorten(rest))
-                self._is_cut = True
-        self._text = "" if self._is_cut else rest
-        return lines
-
-    def finish(self) -> str:
-        return "" if self._is_cut else _shorten(self._text + self._decoder.decode(b"", final=True))
+    def _ring(self) -> None:
+        """Wake everyone who waits now; who waits later waits for another bell."""
+        self._news.set()
+        self._news = asyncio.Event()
 
 
-def tail_cursor(store: LogStore, wants: Callable[[RankId, str], bool], lines: int) -> int:
-    """Where a reader must start to see at least the last ``lines`` lines of what it wants."""
-    cursor = store.count
-    while cursor > 0 and lines > 0:
-        start = max(0, cursor - 256)
-        for arrival in reversed(list(store.arrivals(start, cursor))):
-            cursor -= 1
-            if wants(arrival.rank, arrival.stream):
-                lines -= store.read(arrival).count(b"\n")
-                if lines <= 0:
-                    break
-    return cursor
+def _loss_mark(output: _Output) -> bytes:
+    start = "" if output.ends_line else "\n"
+    return f"{start}[flodl: {output.lost} bytes of output lost on the controller's disk]\n".encode()
 
 
-def since_cursor(store: LogStore, ts_ms: int) -> int:
-    """The first arrival not before ``ts_ms``; arrivals are in order of time."""
-    low, high = 0, store.count
-    while low < high:
-        middle = (low + high) // 2
-        if next(store.arrivals(middle, middle + 1)).ts_ms < ts_ms:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-def _shorten(line: str) -> str:
-    line = line.rstrip("\r")
-    if len(line) <= MAX_LINE_BYTES:
-        return line
-    return line[:MAX_LINE_BYTES] + CUT_MARK
-
-
-def _source(rank: RankId) -> str:
-    return "head" if rank == HEAD else f"rank{rank}"
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        offset, view = offset + written, view[written:]
