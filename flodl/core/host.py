@@ -50,6 +50,7 @@ from flodl.messages import (
     OpenRound,
     RankAlive,
     RankBeat,
+    RankError,
     RankExited,
     RankFinished,
     RankHello,
@@ -93,7 +94,13 @@ class _LocalRank:
     rss_bytes: int = 0
     is_running: bool = True
     is_finished: bool = False
+    is_failing: bool = False
     ended_by_us: bool = False
+
+    @property
+    def is_leaving(self) -> bool:
+        """It ends by itself, after its own error too: a signal of ours would hide its exit code."""
+        return self.is_finished or self.is_failing
 
 
 @dataclass(slots=True)
@@ -213,7 +220,7 @@ class HostCore:
         if self._round is not None:
             actions += self._close_round(self._round.order.key)
         for rank in self._running():
-            if not self._ranks[rank].is_finished:
+            if not self._ranks[rank].is_leaving:
                 self._ranks[rank].ended_by_us = True
                 actions.append(TerminateRank(rank))
         return actions
@@ -240,6 +247,9 @@ class HostCore:
                 return [SendController(message), *stream]
             case RankFinished():
                 local.is_finished = True
+                return [SendController(message)]
+            case RankError():
+                local.is_failing = True
                 return [SendController(message)]
             case _:
                 return [SendController(message)]
