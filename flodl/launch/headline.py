@@ -57,7 +57,8 @@ def _message(outcome: Mapping[str, Any]) -> str:
 
 
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
-    lines = [f"first failure: {_who(failure, state)}: {_what(failure)}"]
+    who, what = _who(failure, state), _what(failure)
+    lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     path = log_path(run, failure)
     said = last_lines(path) or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
@@ -75,7 +76,9 @@ def _who(failure: Mapping[str, Any], state: Mapping[str, Any]) -> str:
     if isinstance(rank, int) and rank >= 0:
         device = next((str(each.get("device", "")) for each in _ranks(state) if each.get("rank") == rank), "")
         return f"rank {rank} on {host}" + (f" ({device})" if device else "")
-    return "the head (your script on this machine)" if failure.get("kind") == "head" else f"host {host}"
+    if failure.get("kind") == "head":
+        return "the head (your script on this machine)"
+    return f"host {host}" if host else ""
 
 
 def _what(failure: Mapping[str, Any]) -> str:

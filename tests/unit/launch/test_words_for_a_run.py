@@ -117,6 +117,17 @@ def test_headline_names_hosts_and_the_head(run: RunDir, change: dict[str, object
     assert who in lines[1]
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"rank": -1, "host": "", "error": "2 samples for 3 ranks"}, "first failure: 2 samples for 3 ranks"),
+        ({"rank": -1, "error": "host node-b: auth: no"}, "first failure: host node-b: auth: no"),
+    ],
+)
+def test_headline_names_nobody_twice_and_no_empty_host(run: RunDir, change: dict[str, object], line: str) -> None:
+    assert describe_outcome(run, {"status": "failed", "failure": {**FAILURE, **change}}, {})[1] == line
+
+
 def test_completed_run_needs_one_line(run: RunDir) -> None:
     assert len(describe_outcome(run, {"status": "completed", "message": ""}, {})) == 1
 
