@@ -10,12 +10,19 @@ import yaml
 from tests.runs import JOB, Fdl
 
 
-def cluster_file(path: Path, worker: dict[str, object] | None = None, **controller: object) -> Path:
+def cluster_file(path: Path, port: int, **worker: object) -> Path:
     """One CPU rank here."""
-    workers = [{"host": "localhost", "local_devices": ["cpu"], **(worker or {})}]
-    document = {"cluster": {"controller": {"host": "127.0.0.1", **controller}, "workers": workers}}
+    workers = [{"host": "localhost", "local_devices": ["cpu"], **worker}]
+    document = {"cluster": {"controller": {"host": "127.0.0.1", "port": port}, "workers": workers}}
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
@@ -55,20 +62,20 @@ def test_missing_script_is_named(fdl: Fdl) -> None:
 
 
 def test_port_in_use_is_named_within_two_seconds(fdl: Fdl, tmp_path: Path, taken_port: int) -> None:
-    path = cluster_file(tmp_path / "c.yml", port=taken_port)
+    path = cluster_file(tmp_path / "c.yml", taken_port)
 
     done = fdl.call("launch", "-c", str(path), str(JOB))
 
     assert (done.returncode, no_run_was_started(fdl)) == (3, True)
-    assert str(taken_port) in done.stderr
+    assert f"port {taken_port}" in done.stderr
     assert "controller.port" in done.stderr
 
 
-def test_interpreter_that_is_not_there_is_named(fdl: Fdl, tmp_path: Path) -> None:
-    run = fdl.launch("-c", cluster_file(tmp_path / "c.yml", {"python": "/no/such/python"}), JOB)
+def test_interpreter_that_is_not_there_is_named(fdl: Fdl, tmp_path: Path, free_port: int) -> None:
+    run = fdl.launch("-c", cluster_file(tmp_path / "c.yml", free_port, python="/no/such/python"), JOB)
 
     assert run.wait() == 4, run.story()
-    assert "interpreter /no/such/python not found" in run.stderr
+    assert "first failure: host localhost: start: interpreter /no/such/python not found" in run.stderr
     assert "set `python` of worker localhost" in run.stderr
     run.wait_until_clean()
 
@@ -91,14 +98,15 @@ def test_model_factory_that_raises_is_the_headline(fdl: Fdl) -> None:
 def test_impossible_settings_are_refused_with_what_to_change(fdl: Fdl, flags: dict[str, int], words: str) -> None:
     run = fdl.job(**flags)
 
-    assert run.wait() == 2, run.story()
+    assert run.wait() == 1, run.story()
     assert words in run.stderr
     run.wait_until_clean()
 
 
-def test_dataset_smaller_than_the_ranks_is_trained_completely(fdl: Fdl, tmp_path: Path) -> None:
-    run = fdl.job(options=("--local", 3), size=2, batch_size=1, epochs=2)
+def test_dataset_smaller_than_the_ranks_is_refused_with_what_to_change(fdl: Fdl) -> None:
+    run = fdl.job(options=("--local", 3), size=2, batch_size=1)
 
-    assert run.wait() == 0, run.story()
-    assert sum(count for commit in run.commits() for _, _, count in commit["spans"]) == 4
+    assert run.wait() == 2, run.story()
+    assert "first failure: the dataset has 2 sample(s) for 3 ranks" in run.stderr
+    assert "use at most 2 rank(s)" in run.stderr
     run.wait_until_clean()
