@@ -52,6 +52,8 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "pytest", "-q", *arguments)
 
 
+RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
+
 STAGES = (
     Stage("tests", "[1/9] 1, 8: make test passes", ("make", "--no-print-directory", "test"), limit_s=1800),
     Stage(
@@ -60,6 +62,24 @@ STAGES = (
         _pytest("-n", "2", "-m", "", "--timeout", "1800", "tests/property", "tests/sim"),
         limit_s=7200,
         env={"HYPOTHESIS_PROFILE": "verify", "FLODL_TEST_TIME_FACTOR": "20"},
+    ),
+    Stage(
+        "local runs",
+        "[1/9] 2, 3, 5, 6, 7: whole runs on this machine: every mode, every kill, every failure, bad input",
+        _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in RUN_TESTS)),
+        limit_s=3600,
+    ),
+    Stage(
+        "two hosts",
+        "[1/9] 2, 3, 5, 6: the same over ssh, with a pulled cable and every kind of host that fails",
+        _pytest("-m", "", "--timeout", "300", "tests/system"),
+        limit_s=3600,
+    ),
+    Stage(
+        "unequal ranks",
+        "[1/9] 4: a third of the batches at a third of the speed, 0.9 of the solo rates together",
+        (PYTHON, "benchmarks/unequal.py"),
+        limit_s=900,
     ),
     Stage(
         "startup",
