@@ -9,6 +9,8 @@ import yaml
 
 from tests.runs import JOB, Fdl
 
+pytestmark = pytest.mark.timeout(240)
+
 
 def cluster_file(path: Path, port: int, **worker: object) -> Path:
     """One CPU rank here."""

@@ -4,6 +4,8 @@ import pytest
 
 from tests.runs import Fdl, Launched
 
+pytestmark = pytest.mark.timeout(240)
+
 FAILS = {
     "raise": (1, "ValueError: planted on rank 1"),
     "exit-0": (2, "without finishing"),

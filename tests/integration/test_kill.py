@@ -10,6 +10,8 @@ import pytest
 from tests.runs import CLEAN_S, END_S, Fdl, Launched
 from tests.witness import witness_run
 
+pytestmark = pytest.mark.timeout(240)
+
 GRACE_S = 5.0
 
 

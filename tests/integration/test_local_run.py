@@ -10,6 +10,8 @@ import pytest
 from tests.runs import DIGITS, END_S, JOB, Fdl
 from tests.witness import witness_run, witness_solo
 
+pytestmark = pytest.mark.timeout(240)
+
 MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
 GOOD_ACCURACY = 0.95
 

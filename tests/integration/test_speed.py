@@ -8,6 +8,8 @@ import pytest
 from benchmarks.unequal import LEAST_EFFICIENCY, SLOW_SHARE, measure
 from tests.runs import END_S, Fdl, Launched
 
+pytestmark = pytest.mark.timeout(240)
+
 _RECEIVED = re.compile(r"bytes_received:(\d+)")
 
 

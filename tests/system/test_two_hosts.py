@@ -11,7 +11,7 @@ from tests.runs import BIN, CLEAN_S, DIGITS, END_S, JOB, Fdl, Launched
 from tests.system.lab import Lab
 from tests.witness import witness_run
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
 GOOD_ACCURACY = 0.95
@@ -140,7 +140,6 @@ def test_killed_rank_is_survived_without_losing_a_sample(fdl: Fdl, cluster: Path
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_host_whose_cable_is_pulled_is_given_up_and_stops_by_itself(
     fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path
 ) -> None:
