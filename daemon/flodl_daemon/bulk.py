@@ -1,23 +1,24 @@
 """The daemon's bulk connection: the host's sum goes up, the total comes back, the final state goes up.
 
-Blocking sockets in two threads: bytes go straight from and into shared memory, and never share a connection with
-heartbeats.
+Blocking sockets in two threads, so that bytes never share a connection, or the event loop, with heartbeats. What comes
+down passes through a buffer of the thread's own: once ``cancel`` has returned, nothing of that round is written into
+the ranks' shared memory any more.
 """
 
 import logging
-import mmap
-import queue
+import os
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from flodl.averaging.shared import SharedPlane
 from flodl.core.events import ControllerDropped, HostEvent, SumReturned
-from flodl.errors import DeadlineExceeded, PeerLost, ProtocolError, RemoteProtocolError
+from flodl.errors import RemoteProtocolError
 from flodl.ids import RankId, RoundKey
-from flodl.messages import Layout, ToDaemon
+from flodl.messages import HostHello, Layout, ToDaemon
 from flodl.runtime.blocking import BlockingFrames
 from flodl.wire.chunks import (
     CHUNK_BYTES,
@@ -35,77 +36,118 @@ STALL_S: Final = 120.0
 IDLE_S: Final = 3600.0 * 24 * 365
 """Between rounds the connection is silent for as long as a window takes."""
 
-QUEUED_STREAMS: Final = 64
-"""Sums and states waiting to go up: one sum at a time, and one state per rank."""
+MAX_STATES: Final = 64
+"""States waiting to go up. The controller asks one rank at a time."""
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _Sum:
     key: RoundKey
     layout: Layout
+    image: memoryview | None = None
+    received_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
     rank: RankId
     size_bytes: int
-    outbox_fd: int
+    fd: int
 
 
 class BulkLink:
     """Two daemon threads over one socket. ``post`` must be safe to call from them."""
 
-    def __init__(self, sock: socket.socket, plane: SharedPlane, post: Callable[[HostEvent], None]) -> None:
+    def __init__(self, sock: socket.socket, post: Callable[[HostEvent], None]) -> None:
         """Takes over ``sock``, connected and blocking."""
         self._frames = BlockingFrames(sock, "controller (bulk)", ToDaemon)
-        self._plane = plane
         self._post = post
-        self._queue: queue.Queue[_Sum | _State | None] = queue.Queue(QUEUED_STREAMS)
+        self._plane: SharedPlane | None = None
+        self._news = threading.Condition()
         self._current: _Sum | None = None
-        self._received_bytes = 0
+        self._unsent: _Sum | None = None
+        self._states: deque[_State] = deque()
+        self._is_closed = False
 
-    def start(self) -> None:
+    def greet(self, hello: HostHello) -> None:
+        """Say whose connection this is, as on the control connection.
+
+        Raises:
+            PeerLost: the controller is gone.
+        """
+        self._frames.send(hello)
+
+    def start(self, plane: SharedPlane) -> None:
         """Start the threads."""
+        self._plane = plane
         for name, work in (("bulk-send", self._send_all), ("bulk-receive", self._receive_all)):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
 
     def stream_sum(self, key: RoundKey, layout: Layout) -> None:
-        """Send the result area up and let the total replace it."""
-        self._current, self._received_bytes = _Sum(key, layout), 0
-        self._queue.put_nowait(self._current)
+        """Send the result area up and let the total replace it; takes the place of any other sum."""
+        with self._news:
+            self._current = self._unsent = _Sum(key, layout)
+            self._news.notify()
 
     def cancel(self, key: RoundKey) -> None:
         """Forget ``key``: what is not sent stays, what comes is thrown away."""
-        if self._current is not None and self._current.key == key:
-            self._current = None
+        with self._news:
+            if self._current is not None and self._current.key == key:
+                self._current = self._unsent = None
 
-    def stream_state(self, rank: RankId, size_bytes: int, outbox_fd: int) -> None:
-        """Send a rank's outbox up."""
-        self._queue.put_nowait(_State(rank, size_bytes, outbox_fd))
+    def stream_state(self, rank: RankId, size_bytes: int, outbox_fd: int) -> bool:
+        """Send a rank's outbox up, whatever becomes of the rank; False when it does not hold so many bytes."""
+        with self._news:
+            if not 0 < size_bytes <= os.fstat(outbox_fd).st_size or len(self._states) >= MAX_STATES:
+                return False
+            self._states.append(_State(rank, size_bytes, os.dup(outbox_fd)))
+            self._news.notify()
+            return True
 
     def close(self) -> None:
         """End both threads."""
-        self._queue.put_nowait(None)
+        with self._news:
+            self._is_closed = True
+            self._current = self._unsent = None
+            while self._states:
+                os.close(self._states.popleft().fd)
+            self._news.notify()
         self._frames.close()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
-        except (PeerLost, ProtocolError, DeadlineExceeded) as error:
-            self._post(ControllerDropped(f"bulk connection: {error}"))
+        except Exception as error:  # noqa: BLE001  # whatever it is, rounds cannot go on without this connection
+            if not self._is_closed:
+                _log.debug("bulk connection over", exc_info=True)
+                self._post(ControllerDropped(f"bulk connection: {error}"))
 
     def _send_all(self) -> None:
-        while (job := self._queue.get()) is not None:
+        while (job := self._next_job()) is not None:
             match job:
                 case _Sum():
                     self._send_sum(job)
                 case _State():
-                    self._send_state(job)
+                    try:
+                        self._send_state(job)
+                    finally:
+                        os.close(job.fd)
+
+    def _next_job(self) -> _Sum | _State | None:
+        with self._news:
+            self._news.wait_for(lambda: self._is_closed or self._unsent is not None or self._states)
+            if self._is_closed:
+                return None
+            if self._unsent is not None:
+                job, self._unsent = self._unsent, None
+                return job
+            return self._states.popleft()
 
     def _send_sum(self, job: _Sum) -> None:
-        image = self._plane.result(job.layout)
+        assert self._plane is not None, "the threads start with it"
+        job.image = image = self._plane.result(job.layout)
         total = job.layout.total_bytes
         for offset, length in chunk_ranges(total, CHUNK_BYTES):
             if self._current is not job:
@@ -114,26 +156,35 @@ class BulkLink:
             self._frames.send_buffers(pack_header(header), image[offset : offset + length], timeout_s=STALL_S)
 
     def _send_state(self, job: _State) -> None:
-        with mmap.mmap(job.outbox_fd, job.size_bytes, prot=mmap.PROT_READ) as mapped, memoryview(mapped) as image:
-            for offset, length in chunk_ranges(job.size_bytes, CHUNK_BYTES):
-                header = ChunkHeader(ChunkKind.STATE_UP, job.rank, offset, length, job.size_bytes)
-                with image[offset : offset + length] as piece:
-                    self._frames.send_buffers(pack_header(header), piece, timeout_s=STALL_S)
+        # read, not mapped: a rank that shortened its outbox now would end a process that touched the mapping
+        for offset, length in chunk_ranges(job.size_bytes, CHUNK_BYTES):
+            piece = os.pread(job.fd, length, offset)
+            if len(piece) < length:
+                raise RemoteProtocolError(f"rank {job.rank} shortened its outbox while it was sent")
+            header = ChunkHeader(ChunkKind.STATE_UP, job.rank, offset, length, job.size_bytes)
+            self._frames.send_buffers(pack_header(header), piece, timeout_s=STALL_S)
 
     def _receive_all(self) -> None:
-        raw = bytearray(HEADER_BYTES)
-        scratch = bytearray(CHUNK_BYTES)
+        raw, scratch = bytearray(HEADER_BYTES), memoryview(bytearray(CHUNK_BYTES))
         while True:
             self._frames.receive_into(raw, IDLE_S)
             header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
-            job = self._current
             if header.kind is not ChunkKind.SUM_DOWN:
                 raise RemoteProtocolError(f"bulk: {header.kind.name} does not go to a daemon")
-            if job is None or header.key != job.key or header.total_bytes != job.layout.total_bytes:
-                self._frames.receive_into(memoryview(scratch)[: header.length_bytes], STALL_S)
-                continue
-            start, stop = header.offset_bytes, header.offset_bytes + header.length_bytes
-            self._frames.receive_into(self._plane.result(job.layout)[start:stop], STALL_S)
-            self._received_bytes += header.length_bytes
-            if self._received_bytes == header.total_bytes:
-                self._post(SumReturned(job.key))
+            data = scratch[: header.length_bytes]
+            self._frames.receive_into(data, STALL_S)
+            if self._land(header, data):
+                assert isinstance(header.key, RoundKey), "sums have round keys"
+                self._post(SumReturned(header.key))
+
+    def _land(self, header: ChunkHeader, data: memoryview) -> bool:
+        """Put a chunk of the total in its place, if its round is still open; True when it was the last one."""
+        with self._news:
+            job = self._current
+            if job is None or job.image is None or header.key != job.key:
+                return False
+            if header.total_bytes != job.layout.total_bytes or header.offset_bytes != job.received_bytes:
+                raise RemoteProtocolError(f"bulk: {header} does not follow on byte {job.received_bytes} of the total")
+            job.image[header.offset_bytes : header.offset_bytes + len(data)] = data
+            job.received_bytes += len(data)
+            return job.received_bytes == header.total_bytes

@@ -20,7 +20,7 @@ from flodl.config.address import split_address
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.host import HostCore, HostSettings
-from flodl.errors import HostUnreachable, PeerLost, ProtocolError
+from flodl.errors import ConfigError, HostUnreachable, PeerLost, ProtocolError
 from flodl.ids import RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.messages import Device, HostHello, LogChunk, StopHost, ToDaemon
@@ -64,27 +64,38 @@ async def serve(given: Bootstrap) -> int:
     devices = offered(given.devices, given.host)
     identity = Identity(given.run_id, bytes.fromhex(given.token), Role.DAEMON, given.host)
     stream, bulk_sock, address = await _dial(given, identity)
-    daemon = Daemon(given, stream, bulk_sock, address)
-    stream.send(_hello(given.host, devices, address))
-    return await daemon.run()
+    hello = _hello(given.host, devices, address)
+    stream.send(hello)
+    return await Daemon(given, stream, bulk_sock, hello).run()
 
 
 async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, socket.socket, str]:
     """The first controller address that answers; all of them again until ``DIAL_S`` has passed."""
+    if not given.controllers:
+        raise ConfigError(f"host {given.host}: no address of the controller was given")
     deadline_s = time.monotonic() + DIAL_S
     while True:
         errors = []
         for candidate in given.controllers:
             controller = Controller(*split_address(candidate, 0))
             try:
-                stream, address = await connect_control(controller, identity, ToDaemon)
-                bulk_sock, _ = await connect_bulk(controller, identity)
-                return stream, bulk_sock, address
+                return await _connect(controller, identity)
             except HostUnreachable as error:
                 errors.append(error)
         if time.monotonic() > deadline_s:
             raise errors[0]
         await asyncio.sleep(REDIAL_S)
+
+
+async def _connect(controller: Controller, identity: Identity) -> tuple[FramedStream, socket.socket, str]:
+    """Both connections or none."""
+    stream, address = await connect_control(controller, identity, ToDaemon)
+    try:
+        bulk_sock, _ = await connect_bulk(controller, identity)
+    except BaseException:
+        stream.abort()
+        raise
+    return stream, bulk_sock, address
 
 
 def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
@@ -117,51 +128,50 @@ def _version(package: str) -> str:
 class Daemon:
     """One host of one run; see the module docstring."""
 
-    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_sock: socket.socket, address: str) -> None:
+    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_sock: socket.socket, hello: HostHello) -> None:
+        """``hello`` has been said on ``stream`` and is said on the bulk connection by ``run``."""
         self._given = given
         self._stream = stream
-        self._bulk_sock = bulk_sock
-        self._address = address
+        self._hello = hello
         self._clock = MonotonicClock()
         settings = HostSettings(given.host, given.liveness.heartbeat_s, given.on_disconnect_s, given.stop_timeout_s)
         self._core = HostCore(settings, self._clock.now_s())
         self._driver: Driver[ev.HostEvent, act.HostAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
-        self._plane_fd = create_memfd("flodl-plane")
+        self._bulk = BulkLink(bulk_sock, self._driver.post_threadsafe)
+        self._plane_fd = -1
         self._ranks: dict[RankId, RankProcess] = {}
-        self._bulk: BulkLink | None = None
         self._tasks: asyncio.TaskGroup | None = None
-        self._shipping: list[asyncio.Task[None]] = []
+        self._shipping: set[asyncio.Task[None]] = set()
         self._exit_code = 0
 
     async def run(self) -> int:
         """Serve until the core leaves."""
         self._watch_signals()
+        self._plane_fd = create_memfd("flodl-plane")
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 services = [
-                    tasks.create_task(self._hear_controller(), name="controller"),
+                    tasks.create_task(self._greet_and_hear(), name="controller"),
                     tasks.create_task(self._sweep(), name="sweep"),
                 ]
                 await self._driver.run()
                 await self._stream.close()
-                for service in (*services, *self._shipping):
-                    service.cancel()
+                for task in (*services, *self._shipping):
+                    task.cancel()
         finally:
-            if self._bulk is not None:
-                self._bulk.close()
-            else:
-                self._bulk_sock.close()
+            self._bulk.close()
             for process in self._ranks.values():
                 process.close()
             os.close(self._plane_fd)
         return self._exit_code
 
     # ------------------------------------------------------------------------------------------------------- events
-    async def _hear_controller(self) -> None:
+    async def _greet_and_hear(self) -> None:
         try:
+            self._bulk.greet(self._hello)
             while True:
                 message = await self._stream.receive()
                 await self._driver.put(ev.ControllerSaid(message))  # type: ignore[arg-type]  # ToDaemon is all it allows
@@ -207,11 +217,11 @@ class Daemon:
             case act.KillRankTree(rank):
                 self._ranks[rank].kill()
             case act.StreamSum(key, layout):
-                self._link().stream_sum(key, layout)
+                self._bulk.stream_sum(key, layout)
             case act.CancelStream(key):
-                self._link().cancel(key)
+                self._bulk.cancel(key)
             case act.StreamState(rank, size_bytes):
-                self._link().stream_state(rank, size_bytes, self._ranks[rank].outbox_fd)
+                self._stream_state(self._ranks[rank], size_bytes)
             case act.ShipLogs():
                 self._task_group().create_task(self._ship_last(), name="last logs")
             case act.Leave(reason, exit_code):
@@ -225,26 +235,42 @@ class Daemon:
                 assert_never(action)
 
     def _spawn(self, order: act.SpawnRank) -> None:
-        process = RankProcess(order, self._given, self._plane_fd, self._address)
+        if not self._ranks:
+            self._bulk.start(SharedPlane(self._plane_fd, order.local_world_size))
+        process = RankProcess(order, self._given, self._plane_fd, self._hello.address)
         self._ranks[process.rank] = process
         tasks = self._task_group()
+        try:
+            process.start()
+        except (OSError, ValueError) as error:
+            tasks.create_task(self._report_unstarted(process, str(error)), name=f"rank {process.rank}")
+            return
         tasks.create_task(self._live(process), name=f"rank {process.rank}")
-        if self._bulk is None:
-            plane = SharedPlane(self._plane_fd, order.local_world_size)
-            self._bulk = BulkLink(self._bulk_sock, plane, self._driver.post_threadsafe)
-            self._bulk.start()
 
     async def _live(self, process: RankProcess) -> None:
-        living = asyncio.create_task(process.live(self._driver.post))
-        while not living.done() and not process.spools:
-            await asyncio.wait({living}, timeout=LOG_PAUSE_S)
-        for name, spool in process.spools.items():
-            self._shipping.append(self._task_group().create_task(self._ship(process.rank, name, spool)))
-        await living
+        shipping = [
+            self._task_group().create_task(self._ship(process.rank, name, spool), name=f"{name} of {process.rank}")
+            for name, spool in process.spools.items()
+        ]
+        self._shipping.update(shipping)
+        await process.live(self._driver.put)
+        await asyncio.wait(shipping)
+        self._shipping.difference_update(shipping)
+        process.close()
 
-    def _link(self) -> BulkLink:
-        assert self._bulk is not None, "rounds and states come from ranks, and ranks come with the link"
-        return self._bulk
+    async def _report_unstarted(self, process: RankProcess, reason: str) -> None:
+        """A rank that never ran says why where its other words would be."""
+        await process.clean_up()
+        _log.error("rank %d does not start: %s", process.rank, reason)
+        text = f"flodl: rank {process.rank} does not start on host {self._given.host}: {reason}\n"
+        self._stream.send(LogChunk(process.rank, "stderr", 0, text.encode("utf-8", "backslashreplace")))
+        await self._driver.put(ev.RankEnded(process.rank, 127, 0))
+        process.close()
+
+    def _stream_state(self, process: RankProcess, size_bytes: int) -> None:
+        if process.outbox_fd < 0 or not self._bulk.stream_state(process.rank, size_bytes, process.outbox_fd):
+            _log.error("rank %d: its outbox does not hold %d bytes of state", process.rank, size_bytes)
+            process.kill()
 
     def _task_group(self) -> asyncio.TaskGroup:
         assert self._tasks is not None
@@ -252,18 +278,25 @@ class Daemon:
 
     # --------------------------------------------------------------------------------------------------------- logs
     async def _ship(self, rank: RankId, name: str, spool: LogSpool) -> None:
+        """Send what is spooled, never more at once than leaves room for heartbeats."""
         offset = 0
-        while self._stream.is_open and await spool.wait_beyond(offset):
-            if self._stream.waiting_bytes > LOG_WAITING_BYTES:
-                await asyncio.sleep(LOG_PAUSE_S)
-                continue
-            data = spool.read_from(offset, LOG_PIECE_BYTES)
-            self._stream.send(LogChunk(rank, name, offset, data))
-            offset += len(data)
+        try:
+            while self._stream.is_open and await spool.wait_beyond(offset):
+                if self._stream.waiting_bytes > LOG_WAITING_BYTES:
+                    await asyncio.sleep(LOG_PAUSE_S)
+                    continue
+                data = spool.read_from(offset, LOG_PIECE_BYTES)
+                self._stream.send(LogChunk(rank, name, offset, data))
+                offset += len(data)
+                await asyncio.sleep(0)
+        except OSError as error:
+            _log.error("output is lost: rank=%d stream=%s offset=%d error=%s", rank, name, offset, error)
 
     async def _ship_last(self) -> None:
         if self._shipping:
-            await asyncio.wait(self._shipping, timeout=LAST_LOGS_S)
+            _, late = await asyncio.wait(self._shipping, timeout=LAST_LOGS_S)
+            if late and self._stream.is_open:
+                _log.warning("output is lost: streams=%d reason=not sent within %g s", len(late), LAST_LOGS_S)
         self._driver.post(ev.LogsShipped())
 
 

@@ -1,14 +1,15 @@
 """One rank's process on this host: its tree, its control socket, its outbox and its two log streams."""
 
 import asyncio
-import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
+import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -17,7 +18,7 @@ from flodl.core.events import HostEvent, RankEnded, RankSaid
 from flodl.errors import DeadlineExceeded, PeerLost, ProtocolError
 from flodl.launch.bootstrap import Bootstrap
 from flodl.messages import DaemonToRank, RankToDaemon
-from flodl.runtime.processes import ProcessTree, control_pair, create_memfd
+from flodl.runtime.processes import ExitStatus, ProcessTree, control_pair, create_memfd
 from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
 from flodl_daemon.devices import rank_environment
@@ -32,49 +33,85 @@ NEVER_INHERITED: Final = (
     "WATCHDOG_PID",
     "LISTEN_FDS",
     "LISTEN_PID",
+    "LISTEN_FDNAMES",
 )
+
+Put = Callable[[HostEvent], Awaitable[None]]
 
 _log = logging.getLogger(__name__)
 
 
 class RankProcess:
-    """Spawned by ``start``; posts RankSaid and, last, RankEnded."""
+    """``start`` it, then ``live`` hears it and, last, says how it ended."""
 
     def __init__(self, order: SpawnRank, given: Bootstrap, plane_fd: int, address: str) -> None:
         """``plane_fd`` is the host's shared memory; ``address`` the local address that reaches the controller."""
         self.rank = order.spec.rank
-        self.outbox_fd = create_memfd(f"flodl-outbox-{self.rank}")
+        self.outbox_fd = -1
         self.spools: dict[str, LogSpool] = {}
         self._order, self._given, self._plane_fd, self._address = order, given, plane_fd, address
         self._tree: ProcessTree | None = None
+        self._control: socket.socket | None = None
         self._stream: FramedStream | None = None
 
     @property
     def pid(self) -> int | None:
-        """The process's pid, None before its start."""
-        return None if self._tree is None else self._tree.pid
+        """The process's pid; None before its start and after its end."""
+        return None if self._tree is None or self._tree.exit_status is not None else self._tree.pid
 
-    async def live(self, post: Callable[[HostEvent], None]) -> None:
-        """Start it, hear it, and report its end after everything it said."""
+    def start(self) -> None:
+        """Start the process and the spooling of its output.
+
+        Raises:
+            OSError: the interpreter, the folder or room for its files is missing.
+            ValueError: a NUL in an argument or a variable.
+        """
+        self.outbox_fd = create_memfd(f"flodl-outbox-{self.rank}")
+        # the folder goes first and the files are unlinked at once: whatever ends this process, nothing is left of them
+        folder = Path(tempfile.mkdtemp(prefix="fdl-spool-", dir=self._given.spool_dir or None))
         try:
-            await self._start()
-        except OSError as error:
-            _log.error("rank %d does not start: %s", self.rank, error)
-            post(RankEnded(self.rank, 127, 0))
-            return
-        assert self._tree is not None
-        assert self._stream is not None
-        hearing = asyncio.create_task(self._hear(post))
-        status = await self._tree.wait()
-        with contextlib.suppress(DeadlineExceeded):
-            await self._tree.kill_tree()
-        for spool in self.spools.values():
-            spool.finish()
-        await asyncio.wait({hearing}, timeout=LAST_WORDS_S)
-        hearing.cancel()
+            self._control, theirs = control_pair()
+            with theirs:
+                self._tree = ProcessTree.spawn(
+                    [self._given.python or sys.executable, *self._given.script],
+                    mark=f"{self._given.run_id}:{self.rank}",
+                    env=self._environment(theirs.fileno()),
+                    cwd=self._given.cwd,
+                    pass_fds=(theirs.fileno(), self._plane_fd, self.outbox_fd),
+                )
+            self._spool(self._tree, folder)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def live(self, put: Put) -> None:
+        """Hear it, and put its end last, after everything it said and with all its output spooled.
+
+        ``put`` waits where the daemon cannot keep up, and leaves a flood with the rank.
+        """
+        assert self._tree is not None, "started"
+        assert self._control is not None, "started"
+        self._stream = await FramedStream.over(self._control, f"rank {self.rank}", RankToDaemon)
+        self._control = None
+        hearing = asyncio.create_task(self._hear(put))
+        try:
+            status = await self._end_tree(self._tree)
+            for spool in self.spools.values():
+                spool.finish()
+            await asyncio.wait({hearing}, timeout=LAST_WORDS_S)
+        finally:
+            hearing.cancel()
         await asyncio.wait({hearing})
-        await self._stream.close(0.0)
-        post(RankEnded(self.rank, status.code, status.signal))
+        self._stream.abort()
+        await put(RankEnded(self.rank, status.code, status.signal))
+
+    async def clean_up(self) -> None:
+        """End what a ``start`` that failed has left."""
+        if self._tree is not None:
+            await self._end_tree(self._tree)
+            self._tree.close_pipes()
 
     def send(self, message: DaemonToRank) -> None:
         """Send, if it still listens."""
@@ -92,45 +129,41 @@ class RankProcess:
             self._tree.terminate(signal.SIGKILL)
 
     def close(self) -> None:
-        """Let go of files and memory."""
+        """Let go of files and memory; again does nothing."""
         for spool in self.spools.values():
             spool.close()
-        with contextlib.suppress(OSError):
+        if self._control is not None:
+            self._control.close()
+        if self.outbox_fd >= 0:
             os.close(self.outbox_fd)
+            self.outbox_fd = -1
 
-    async def _start(self) -> None:
-        ours, theirs = control_pair()
-        with theirs:
-            self._tree = ProcessTree.spawn(
-                [self._given.python or sys.executable, *self._given.script],
-                mark=f"{self._given.run_id}:{self.rank}",
-                env=self._environment(theirs.fileno()),
-                cwd=self._given.cwd,
-                pass_fds=(theirs.fileno(), self._plane_fd, self.outbox_fd),
-            )
-        self._spool(self._tree)
-        peer = f"rank {self.rank}"
-        self._stream = await FramedStream.over(ours, peer, RankToDaemon)
+    async def _end_tree(self, tree: ProcessTree) -> ExitStatus:
+        status = await tree.wait()
+        try:
+            await tree.kill_tree()
+        except DeadlineExceeded as error:
+            _log.error("rank %d: %s", self.rank, error)
+        return status
 
-    def _spool(self, tree: ProcessTree) -> None:
-        # the files are unlinked at once: they live as long as our descriptors, whatever ends this process
-        folder = Path(self._given.spool_dir or tempfile.mkdtemp(prefix="fdl-spool-"))
-        for name, pipe_fd in (("stdout", tree.stdout_fd), ("stderr", tree.stderr_fd)):
-            assert pipe_fd is not None
-            spool = LogSpool(folder / f"rank{self.rank}.{name}")
-            spool.start(pipe_fd)
-            spool.path.unlink()
-            self.spools[name] = spool
-        tree.stdout_fd = tree.stderr_fd = None
-        if not self._given.spool_dir:
-            folder.rmdir()
+    def _spool(self, tree: ProcessTree, folder: Path) -> None:
+        pipe_fd, tree.stdout_fd = tree.stdout_fd, None
+        self._spool_pipe("stdout", pipe_fd, folder)
+        pipe_fd, tree.stderr_fd = tree.stderr_fd, None
+        self._spool_pipe("stderr", pipe_fd, folder)
 
-    async def _hear(self, post: Callable[[HostEvent], None]) -> None:
+    def _spool_pipe(self, name: str, pipe_fd: int | None, folder: Path) -> None:
+        assert pipe_fd is not None, "spawned with pipes"
+        spool = LogSpool(folder / name)
+        spool.start(pipe_fd)
+        self.spools[name] = spool
+
+    async def _hear(self, put: Put) -> None:
         assert self._stream is not None
         try:
             while True:
                 message = await self._stream.receive()
-                post(RankSaid(self.rank, message))  # type: ignore[arg-type]  # the stream allows RankToDaemon only
+                await put(RankSaid(self.rank, message))  # type: ignore[arg-type]  # the stream allows RankToDaemon only
         except PeerLost:
             return
         except ProtocolError as error:
@@ -157,8 +190,8 @@ class RankProcess:
         return {
             "PYTHONUNBUFFERED": "1",
             **inherited,
-            **rank_environment(spec.device, order.local_world_size, given.env),
             **given.env,
+            **rank_environment(spec.device, order.local_world_size, {**inherited, **given.env}),
             "RANK": str(spec.rank),
             "LOCAL_RANK": str(spec.local_rank),
             "WORLD_SIZE": str(order.world_size),

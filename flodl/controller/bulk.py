@@ -1,7 +1,8 @@
 """The controller's bulk connections: hosts' sums come up and the total goes down; the final state comes up.
 
 Two threads per host over a blocking socket: bytes go straight into a sum's buffer, and a chunk is sent back as soon as
-every host has delivered it. The loop's thread only opens and closes.
+every host has delivered it. The loop's thread only opens and closes. A state that has arrived whole lies in a file of
+its own until the run takes it: of two ranks that sent one, the wrong one never stands in the place of the right one.
 """
 
 import contextlib
@@ -9,15 +10,17 @@ import logging
 import os
 import queue
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flodl.averaging.reducer import BufferPool, HostSums
 from flodl.errors import DeadlineExceeded, PeerLost, ProtocolError, RemoteProtocolError
 from flodl.ids import HostName, RankId, RoundKey
-from flodl.messages import FromDaemon, Layout
+from flodl.messages import FromDaemon, HostHello, Layout
 from flodl.runtime.blocking import BlockingFrames
 from flodl.wire.chunks import CHUNK_BYTES, HEADER_BYTES, ChunkHeader, ChunkKind, pack_header, unpack_header
 
@@ -26,7 +29,7 @@ STALL_S: Final = 120.0
 
 IDLE_S: Final = 3600.0 * 24 * 365
 QUEUED_CHUNKS: Final = 1 << 16
-"""Chunks waiting to go down to one host: 64 GiB of model; a slower host delays only itself."""
+"""Chunks waiting to go down to one host: 64 GiB of model. A host that is further behind is dropped."""
 
 SPARE_BUFFERS: Final = 16
 
@@ -35,65 +38,84 @@ _log = logging.getLogger(__name__)
 _Piece = tuple[HostSums, int, int]
 
 
-class StateFile:
-    """The final state on its way to disk: written beside its place, then renamed. Used by one thread at a time."""
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A state that came up, in a temporary file at ``path``; ``error`` says why it is not there."""
 
-    def __init__(self, path: Path, size_bytes: int) -> None:
-        """Creates the temporary file.
+    host: HostName
+    rank: RankId
+    size_bytes: int
+    path: Path | None
+    error: str
+
+
+class StateFile:
+    """A state on its way to a temporary file. Used by one thread."""
+
+    def __init__(self, folder: Path, rank: RankId, size_bytes: int) -> None:
+        """Creates the file, mode 0600.
 
         Raises:
             OSError: it cannot be created.
         """
+        self.rank = rank
         self.size_bytes = size_bytes
         self.received_bytes = 0
-        self._path = path
-        self._temporary = path.with_name(f".{path.name}.partial")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._fd = os.open(self._temporary, flags, 0o600)
+        self._fd, name = tempfile.mkstemp(prefix=".state-", dir=folder)
+        self.path = Path(name)
 
     def write(self, header: ChunkHeader, data: memoryview) -> bool:
-        """Write one chunk; True when it was the last and the file is in its place.
+        """Write one chunk; True when it was the last and all is on disk.
 
         Raises:
+            RemoteProtocolError: it does not follow on the one before.
             OSError: the disk does not take it.
         """
+        expected = (self.rank, self.size_bytes, self.received_bytes)
+        if (header.key, header.total_bytes, header.offset_bytes) != expected:
+            raise RemoteProtocolError(f"bulk: {header} does not follow on byte {self.received_bytes} of a state")
         while data:
-            data = data[os.pwrite(self._fd, data, header.offset_bytes + header.length_bytes - len(data)) :]
+            data = data[os.write(self._fd, data) :]
         self.received_bytes += header.length_bytes
         if self.received_bytes < self.size_bytes:
             return False
         os.fsync(self._fd)
-        self.close()
-        self._temporary.replace(self._path)
+        os.close(self._fd)
+        self._fd = -1
         return True
 
-    def close(self) -> None:
-        """Close the file; what is incomplete stays temporary."""
+    def discard(self) -> None:
+        """Remove it."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        self.path.unlink(missing_ok=True)
 
 
 class BulkHub:
-    """All bulk connections of a run. ``on_state(host, rank, path, error)`` is called from a thread."""
+    """All bulk connections of a run. ``on_state`` is called from a thread and owns the file from then on."""
 
-    def __init__(self, state_path: Path, on_state: Callable[[HostName, RankId, str, str], None]) -> None:
-        self._state_path = state_path
-        self._on_state = on_state
+    def __init__(self, folder: Path, on_state: Callable[[Arrived], None]) -> None:
+        """``folder``: where states are kept until the run takes one."""
+        self.folder = folder
+        self.on_state = on_state
         self._pool = BufferPool(SPARE_BUFFERS)
         self._sums: dict[RoundKey, HostSums] = {}
-        self._links: dict[HostName, _Link] = {}
+        self._links: dict[HostName, Link] = {}
         self._lock = threading.Lock()
 
-    def attach(self, host: HostName, sock: socket.socket) -> None:
-        """A host's bulk connection is open; an older one of the same host is closed."""
-        link = _Link(self, host, sock)
+    def link(self, host: HostName, sock: socket.socket) -> "Link":
+        """A host's new connection; it takes no part before ``attach``. Close it if it never will."""
+        return Link(self, host, sock)
+
+    def attach(self, link: "Link") -> bool:
+        """Let a connection take part; False when its host has one already."""
         with self._lock:
-            old = self._links.get(host)
-            self._links[host] = link
-        if old is not None:
-            old.close()
+            if link.host in self._links:
+                return False
+            self._links[link.host] = link
         link.start()
+        return True
 
     def drop(self, host: HostName) -> None:
         """Close the host's connection."""
@@ -127,105 +149,137 @@ class BulkHub:
         for each in sums:
             each.close()
 
-    def sums(self, key: RoundKey | int) -> HostSums | None:
-        """The open sum for ``key``."""
+    def sums(self, header: ChunkHeader) -> HostSums | None:
+        """The open sum that a chunk is meant for."""
         with self._lock:
-            return self._sums.get(key) if isinstance(key, RoundKey) else None
+            found = self._sums.get(header.key) if isinstance(header.key, RoundKey) else None
+        return found if found is not None and found.total_bytes == header.total_bytes else None
 
-    def send_down(self, sums: HostSums, hosts: Sequence[HostName], ranges: Sequence[tuple[int, int]]) -> None:
+    def send_down(self, sums: HostSums, ranges: Sequence[tuple[int, int]]) -> None:
         """Queue finished ranges for every host of the sum."""
         with self._lock:
-            links = [self._links[host] for host in hosts if host in self._links]
+            links = [self._links[host] for host in sums.hosts if host in self._links]
         for link in links:
             for offset, length in ranges:
-                link.queue.put((sums, offset, length))
-
-    def open_state(self, rank: RankId, size_bytes: int) -> StateFile:
-        """A file for the final state from ``rank``."""
-        return StateFile(self._state_path, size_bytes)
-
-    def state_done(self, host: HostName, rank: RankId, error: str) -> None:
-        """The state is in its place, or is not going to be."""
-        self._on_state(host, rank, "" if error else str(self._state_path), error)
+                link.send(sums, offset, length)
 
 
-class _Link:
-    """One host's bulk connection and its two threads."""
+class Link:
+    """One host's bulk connection and its two threads; see ``BulkHub.link``."""
 
     def __init__(self, hub: BulkHub, host: HostName, sock: socket.socket) -> None:
         self.host = host
-        self.queue: queue.Queue[_Piece | None] = queue.Queue(QUEUED_CHUNKS)
+        self._queue: queue.Queue[_Piece | None] = queue.Queue(QUEUED_CHUNKS)
         self._hub = hub
         self._frames = BlockingFrames(sock, f"host {host} (bulk)", FromDaemon)
-        self._scratch = bytearray(CHUNK_BYTES)
+        self._scratch = memoryview(bytearray(CHUNK_BYTES))
         self._state: StateFile | None = None
+        self._is_closed = False
+
+    def greeting(self, timeout_s: float) -> HostHello:
+        """The connection's first word; blocks, ``close`` ends it.
+
+        Raises:
+            RemoteProtocolError: it is another word.
+            DeadlineExceeded: none came in time.
+            PeerLost: the connection is over.
+        """
+        word = self._frames.receive(timeout_s)
+        if not isinstance(word, HostHello):
+            raise RemoteProtocolError(f"host {self.host} (bulk): expected its hello, got {type(word).__name__}")
+        return word
 
     def start(self) -> None:
+        """Start the threads."""
         for name, work in (("receive", self._receive_all), ("send", self._send_all)):
             thread = threading.Thread(target=self._guarded, args=(work,), name=f"bulk-{name}-{self.host}", daemon=True)
             thread.start()
 
+    def send(self, sums: HostSums, offset: int, length: int) -> None:
+        """Queue a range of the total; never waits."""
+        try:
+            self._queue.put_nowait((sums, offset, length))
+        except queue.Full:
+            _log.warning("bulk connection dropped: host=%s reason=%d chunks behind", self.host, QUEUED_CHUNKS)
+            self.close()
+
     def close(self) -> None:
+        """End both threads."""
+        self._is_closed = True
         self._frames.close()
-        with contextlib.suppress(queue.Full):
-            self.queue.put_nowait(None)
+        with contextlib.suppress(queue.Full):  # then the sender has enough to wake up for
+            self._queue.put_nowait(None)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except (PeerLost, ProtocolError, DeadlineExceeded) as error:
-            _log.debug("bulk connection over: host=%s reason=%s", self.host, error)
+            _log.log(logging.DEBUG if self._is_closed else logging.INFO, "bulk: host=%s reason=%s", self.host, error)
+        except Exception:  # noqa: BLE001  # the host notices the end of its connection and leaves
+            _log.exception("bulk: host=%s", self.host)
+        finally:
             self.close()
 
     def _receive_all(self) -> None:
         raw = bytearray(HEADER_BYTES)
-        while True:
-            self._frames.receive_into(raw, IDLE_S)
-            header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
-            match header.kind:
-                case ChunkKind.SUM_UP:
-                    self._receive_sum(header)
-                case ChunkKind.STATE_UP:
-                    self._receive_state(header)
-                case _:
-                    raise RemoteProtocolError(f"bulk: {header.kind.name} does not come from a daemon")
+        try:
+            while True:
+                self._frames.receive_into(raw, IDLE_S)
+                header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
+                match header.kind:
+                    case ChunkKind.SUM_UP:
+                        self._receive_sum(header)
+                    case ChunkKind.STATE_UP:
+                        self._receive_state(header)
+                    case _:
+                        raise RemoteProtocolError(f"bulk: {header.kind.name} does not come from a daemon")
+        finally:
+            if self._state is not None:
+                self._state.discard()
 
     def _receive_sum(self, header: ChunkHeader) -> None:
-        sums = self._hub.sums(header.key)
-        offset, length = header.offset_bytes, header.length_bytes
-        try:
-            if sums is None:
-                raise RemoteProtocolError("no such round")
-            with sums.receiving(self.host, offset, length) as view:
-                self._frames.receive_into(view, STALL_S)
-        except RemoteProtocolError:  # closed, stale or out of place: read past it
-            self._frames.receive_into(memoryview(self._scratch)[:length], STALL_S)
-            return
+        sums, offset, length = self._hub.sums(header), header.offset_bytes, header.length_bytes
+        with contextlib.ExitStack() as held:
+            try:
+                if sums is None:
+                    raise RemoteProtocolError("no such round")
+                view = held.enter_context(sums.receiving(self.host, offset, length))
+            except RemoteProtocolError:  # closed, stale or out of place: read past it
+                self._frames.receive_into(self._scratch[:length], STALL_S)
+                return
+            self._frames.receive_into(view, STALL_S)
         with contextlib.suppress(RemoteProtocolError):  # closed in the meantime
-            self._hub.send_down(sums, sums.hosts, sums.landed(self.host, offset, length))
+            self._hub.send_down(sums, sums.landed(self.host, offset, length))
 
     def _receive_state(self, header: ChunkHeader) -> None:
-        view = memoryview(self._scratch)[: header.length_bytes]
-        self._frames.receive_into(view, STALL_S)
-        assert isinstance(header.key, int)
+        data = self._scratch[: header.length_bytes]
+        self._frames.receive_into(data, STALL_S)
+        assert isinstance(header.key, int), "states have ranks for keys"
+        if header.offset_bytes == 0 and self._state is not None:
+            self._state.discard()
+            self._state = None
         try:
             if header.offset_bytes == 0:
-                self._state = self._hub.open_state(header.key, header.total_bytes)
-            if self._state is not None and self._state.write(header, view):
+                self._state = StateFile(self._hub.folder, header.key, header.total_bytes)
+            if self._state is not None and self._state.write(header, data):
+                path, self._state = self._state.path, None
+                self._hub.on_state(Arrived(self.host, header.key, header.total_bytes, path, ""))
+        except OSError as error:  # the rest of it is read and thrown away
+            if self._state is not None:
+                self._state.discard()
                 self._state = None
-                self._hub.state_done(self.host, header.key, "")
-        except OSError as error:
-            self._state = None
-            self._hub.state_done(self.host, header.key, f"{error.filename or ''}: {error.strerror}".lstrip(": "))
+            reason = f"{self._hub.folder}: {error.strerror} ({header.total_bytes} bytes)"
+            self._hub.on_state(Arrived(self.host, header.key, header.total_bytes, None, reason))
 
     def _send_all(self) -> None:
-        while (piece := self.queue.get()) is not None:
+        while (piece := self._queue.get()) is not None and not self._is_closed:
             sums, offset, length = piece
-            try:
-                with sums.sending(offset, length) as view:
-                    self._send_range(sums, offset, view)
-            except RemoteProtocolError:  # closed in the meantime
-                continue
+            with contextlib.ExitStack() as held:
+                try:
+                    view = held.enter_context(sums.sending(offset, length))
+                except RemoteProtocolError:  # closed in the meantime
+                    continue
+                self._send_range(sums, offset, view)
 
     def _send_range(self, sums: HostSums, offset: int, view: memoryview) -> None:
         for start in range(0, len(view), CHUNK_BYTES):

@@ -35,9 +35,10 @@ class HeadProcess:
         reader, writer = os.pipe()
         try:
             self._tree = self._spawn(reader)
-        except OSError as error:
-            _log.error("the head does not start: %s", error)
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument or variable
             os.close(writer)
+            self._say(f"flodl: the head does not start: {error}\n")
+            _log.error("the head does not start: %s", error)
             post(HeadExited(127, 0))
             return
         finally:
@@ -86,25 +87,30 @@ class HeadProcess:
             "FDL_RUN_ID": spec.run_id,
             "FLODL_ROLE": "head:" + json.dumps(ticket),
         }
-        os.set_inheritable(parent_fd, True)
         warden = [spec.python, "-P", "-m", "flodl_daemon.warden", "--parent-fd", str(parent_fd)]
         argv = [*warden, "--grace", f"{PARENT_GONE_GRACE_S:g}", "--", spec.python, *spec.script]
         return ProcessTree.spawn(argv, mark=f"{spec.run_id}:head", env=env, cwd=spec.cwd, pass_fds=(parent_fd,))
 
     async def _read(self, name: str, fd: int) -> None:
-        """Move the pipe's bytes into the store until its end."""
+        """Move the pipe's bytes into the store until its end, one read at a time: others run in between."""
         loop = asyncio.get_running_loop()
         readable = asyncio.Event()
         loop.add_reader(fd, readable.set)
         try:
-            while True:
+            data = None
+            while data != b"":
                 await readable.wait()
                 readable.clear()
                 with contextlib.suppress(BlockingIOError):
-                    while data := os.read(fd, PIPE_BYTES):
-                        self._logs.append(HEAD, name, self._offsets[name], data)
-                        self._offsets[name] += len(data)
-                    return
+                    data = os.read(fd, PIPE_BYTES)
+                    self._keep(name, data)
         finally:
             loop.remove_reader(fd)
             os.close(fd)
+
+    def _say(self, text: str) -> None:
+        self._keep("stderr", text.encode("utf-8", "backslashreplace"))
+
+    def _keep(self, name: str, data: bytes) -> None:
+        self._logs.append(HEAD, name, self._offsets[name], data)
+        self._offsets[name] += len(data)

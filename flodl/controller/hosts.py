@@ -25,10 +25,19 @@ class Roster:
     """Starts every host's daemon and tells the core of those that fail."""
 
     def __init__(
-        self, spec: RunSpec, token: str, controllers: tuple[str, ...], logs: Path, post: Callable[[JobEvent], None]
+        self,
+        spec: RunSpec,
+        token: str,
+        controllers: tuple[str, ...],
+        here: str,
+        logs: Path,
+        post: Callable[[JobEvent], None],
     ) -> None:
-        """``token`` in hex; ``controllers`` are addresses to dial; ``logs`` the folder of the hosts' logs."""
+        """``token`` in hex; ``controllers`` are addresses that hosts dial, where they are known beforehand; ``here``
+        reaches us on this machine; ``logs`` is the folder of the hosts' logs.
+        """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
+        self._here = here
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
@@ -38,6 +47,10 @@ class Roster:
         if host in self._joined:
             self._joined[host].set()
 
+    async def until_joined(self, host: HostName) -> None:
+        """Wait for the daemon's hello; for ever where the roster has no such host."""
+        await self._joined.get(host, asyncio.Event()).wait()
+
     async def bring_up(self, host: HostPlan) -> None:
         """Start one host's daemon and see it join; a failure is an event, never an exception."""
         try:
@@ -45,8 +58,10 @@ class Roster:
         except HostUnreachable as error:
             self._post(HostFailed(host.name, error.stage, error.reason, error.remedy))
             return
-        except (FlodlError, OSError) as error:
-            self._post(HostFailed(host.name, "start", str(error), ""))
+        except Exception as error:  # noqa: BLE001  # of whatever library: one host's trouble is not the run's end
+            if not isinstance(error, (FlodlError, OSError)):
+                _log.exception("host %s does not start", host.name)
+            self._post(HostFailed(host.name, "start", str(error) or type(error).__name__, ""))
             return
         self._daemons[host.name] = daemon
         await self._see_join(host.name, daemon)
@@ -59,9 +74,11 @@ class Roster:
         self._daemons.clear()
 
     async def _start(self, host: HostPlan) -> RunningDaemon:
-        bootstrap = bootstrap_for(self._spec, host, self._token, self._controllers)
+        is_local = host.kind is HostKind.LOCAL
+        controllers = self._controllers or ((self._here,) if is_local else ())
+        bootstrap = bootstrap_for(self._spec, host, self._token, controllers)
         log_path = self._logs / f"daemon-{host.name}.log"
-        if host.kind is HostKind.LOCAL:
+        if is_local:
             return await start_local(host, bootstrap, log_path)
         from flodl.launch.ssh import start_host  # asyncssh takes 0.3 s to import, and only remote hosts need it
         from flodl.launch.ssh_login import MAX_PARALLEL_LOGINS

@@ -16,7 +16,7 @@ from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
-from flodl.controller.bulk import BulkHub
+from flodl.controller.bulk import Arrived, BulkHub
 from flodl.controller.head import HeadProcess
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
@@ -26,22 +26,23 @@ from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.view import snapshot
 from flodl.core.window import JoinSettings
-from flodl.errors import PeerLost, ProtocolError, RemoteProtocolError
+from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolError
 from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
 from flodl.launch.plan import RunSpec
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started
 from flodl.messages import (
+    Beat,
     FromDaemon,
-    HeadError,
-    HeadReady,
     HostHello,
+    HostStopped,
     LogChunk,
     StopAccepted,
     StopHost,
     StopRequest,
     StoreRequest,
+    ToDaemon,
     ToHead,
 )
 from flodl.monitor.event_log import EventLog, strict
@@ -55,6 +56,12 @@ from flodl.wire.handshake import Peer, Role, derive_read_token
 
 LAST_READERS_S: Final = 5.0
 """After the run's end: how long followers may take to read the rest."""
+
+FIRST_WORD_S: Final = 10.0
+"""How long a peer that was let in may take to say what it wants."""
+
+FAREWELL_S: Final = 3.0
+"""How long a host that was told to leave may take to read it; one that fell silent is cut off at once."""
 
 EXPIRE_S: Final = 0.5
 STATE_EVERY_S: Final = 1.0
@@ -90,22 +97,42 @@ class Controller:
         self._events = EventLog(run.path / "events.jsonl")
         self._logs = LogStore(run.logs)
         self._store = StoreTable()
-        self._bulk = BulkHub(run.path / "final.safetensors", self._on_state)
+        self._bulk = BulkHub(run.path, self._on_state)
         self._streams: dict[HostName, FramedStream] = {}
+        self._hellos: dict[HostName, HostHello] = {}
+        self._told_to_leave: set[HostName] = set()
         self._head_stream: FramedStream | None = None
-        self._state_owner: tuple[HostName, RankId] | None = None
-        self._stored: dict[tuple[HostName, RankId], ev.StateStored] = {}
+        self._awaited: act.ReceiveState | None = None
+        self._arrived: dict[tuple[HostName, RankId], Arrived] = {}
+        self._is_state_written = True
         self._outcome: act.Outcome | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         where = format_address(self._address, self._port)
-        self._roster = Roster(spec, token.hex(), self._dial_candidates(), run.logs, self._driver.post)
+        self._roster = Roster(
+            spec, token.hex(), self._dial_candidates(), format_address(host, self._port), run.logs, self._driver.post
+        )
         self._head = HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
 
     async def run(self) -> None:
-        """Serve until the core ends the run."""
+        """Serve until the core ends the run.
+
+        Raises:
+            FlodlError: the controller itself failed; the outcome says so too.
+        """
+        try:
+            await self._serve()
+        except Exception as error:
+            _log.exception("the controller failed")
+            message = f"the controller failed: {error}; its log is {self._run.logs / 'controller.log'}"
+            if self._outcome is None:
+                self._outcome = act.Outcome("failed", 1, message, None, (), 0)
+                self._save_outcome(self._outcome)
+            raise FlodlError(message) from error
+
+    async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve)
@@ -130,7 +157,10 @@ class Controller:
             await self._head.kill()
             await self._roster.close()
             self._bulk.close()
+            self._events.end()
             self._logs.close()
+            for arrived in self._arrived.values():
+                _discard(arrived)
             for sock in self._sockets:
                 sock.close()
 
@@ -178,29 +208,38 @@ class Controller:
                     assert_never(peer.role)
 
     async def _serve_daemon(self, host: HostName, stream: FramedStream) -> None:
-        hello = await stream.receive()
+        async with asyncio.timeout(FIRST_WORD_S):
+            hello = await stream.receive()
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
             stream.send(StopHost(f"host {host} has already joined this run", 0.0))
             return
-        self._streams[host] = stream
-        self._roster.joined(host)
-        await self._driver.put(ev.HostSaid(host, hello))
+        self._streams[host], self._hellos[host] = stream, hello
+        self._told_to_leave.discard(host)
         reason = "closed"
         try:
+            await self._driver.put(ev.HostSaid(host, hello))
+            self._roster.joined(host)
             while True:
-                await self._take(host, await stream.receive())  # type: ignore[arg-type]  # FromDaemon, by vocabulary
+                message = await stream.receive()
+                if self._streams.get(host) is not stream:
+                    return  # it was dropped; what it said before that is of no interest any more
+                await self._take(host, message)  # type: ignore[arg-type]  # FromDaemon, by vocabulary
         except (PeerLost, ProtocolError) as error:
             reason = str(error)
+            _log.info("host %s: %s", host, error)
         finally:
             if self._streams.get(host) is stream:
-                del self._streams[host]
-                self._bulk.drop(host)
+                self._forget(host)
                 self._driver.post(ev.HostDropped(host, reason))
 
     async def _take(self, host: HostName, message: FromDaemon) -> None:
         match message:
+            case HostHello():
+                raise RemoteProtocolError(f"host {host} said hello twice")
+            case Beat(speaker) | HostStopped(speaker) if speaker != host:
+                raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:
                     self._logs.append(rank, name, offset, data)
@@ -210,16 +249,18 @@ class Controller:
             case _:
                 await self._driver.put(ev.HostSaid(host, message))
 
+    def _forget(self, host: HostName) -> None:
+        del self._streams[host], self._hellos[host]
+        self._bulk.drop(host)
+
     async def _serve_head(self, stream: FramedStream) -> None:
         if self._head_stream is not None:
-            return
+            raise RemoteProtocolError("a second head: this run has one already")
         self._head_stream = stream
         try:
             while True:
-                message = await stream.receive()
-                if isinstance(message, HeadReady | HeadError | StopRequest):
-                    await self._driver.put(ev.HeadSaid(message))
-        except PeerLost as error:
+                await self._driver.put(ev.HeadSaid(await stream.receive()))  # type: ignore[arg-type]  # FromHead
+        except (PeerLost, ProtocolError) as error:
             if not self._spec.spawns_head:  # its process is not our child: the connection is all we see of it
                 self._driver.post(ev.HeadExited(0 if self._core.is_head_told else 1, 0))
             _log.info("%s", error)
@@ -227,39 +268,45 @@ class Controller:
             self._head_stream = None
 
     async def _serve_client(self, stream: FramedStream) -> None:
-        with contextlib.suppress(PeerLost):
+        async with asyncio.timeout(FIRST_WORD_S):
             message = await stream.receive()
-            if isinstance(message, StopRequest):
-                stream.send(StopAccepted(str(self._core.phase)))
-                await self._driver.put(ev.StopAsked(message.source, message.abort, message.exit_code))
+        if isinstance(message, StopRequest):
+            stream.send(StopAccepted(str(self._core.phase)))
+            await self._driver.put(ev.StopAsked(message.source, message.abort, message.exit_code))
 
     async def _on_bulk(self, peer: Peer, sock: socket.socket) -> None:
-        if peer.role is Role.DAEMON:
-            self._bulk.attach(peer.host, sock)
-        else:
+        """A bulk connection takes part once it has said the very hello of a host that has joined."""
+        if peer.role is not Role.DAEMON:
             sock.close()
+            raise RemoteProtocolError(f"a bulk connection of role {peer.role}")
+        link = self._bulk.link(peer.host, sock)
+        try:
+            hello = await asyncio.to_thread(link.greeting, FIRST_WORD_S)
+            async with asyncio.timeout(FIRST_WORD_S):
+                await self._roster.until_joined(peer.host)
+            if hello != self._hellos.get(peer.host) or not self._bulk.attach(link):
+                raise RemoteProtocolError(f"host {peer.host}: a bulk connection that is not its daemon's")
+        except BaseException:
+            link.close()
+            raise
 
     # ----------------------------------------------------------------------------------------------------- actions
     def _execute(self, action: act.JobAction) -> None:
         match action:
             case act.SendHost(host, message):
-                if host in self._streams:
-                    self._streams[host].send(message)
+                self._send_host(host, message)
             case act.SendHead(message):
                 self._send_head(message)
             case act.DropHost(host):
-                self._bulk.drop(host)
-                stream = self._streams.pop(host, None)
-                if stream is not None:
-                    self._spawn(stream.close())
+                self._drop_host(host)
             case act.OpenReduction(key, hosts, layout):
                 self._bulk.open_sum(key, hosts, layout)
             case act.CloseReduction(key):
                 self._bulk.close_sum(key)
             case act.ResetStore():
                 self._reply(self._store.clear_prefix(""))
-            case act.ReceiveState(host, rank):
-                self._state_owner = (host, rank)
+            case act.ReceiveState():
+                self._awaited = action
                 self._deliver_state()
             case act.StopHead(grace_s):
                 self._spawn(self._head.stop(grace_s))
@@ -270,6 +317,22 @@ class Controller:
                 self._driver.stop()
             case _:
                 assert_never(action)
+
+    def _send_host(self, host: HostName, message: ToDaemon) -> None:
+        if host in self._streams:
+            self._streams[host].send(message)
+        if isinstance(message, StopHost):
+            self._told_to_leave.add(host)
+
+    def _drop_host(self, host: HostName) -> None:
+        stream = self._streams.get(host)
+        if stream is None:
+            return
+        self._forget(host)
+        if host in self._told_to_leave:
+            self._spawn(stream.close(FAREWELL_S))
+        else:
+            stream.abort()
 
     def _send_head(self, message: ToHead) -> None:
         if self._head_stream is not None:
@@ -285,20 +348,42 @@ class Controller:
         assert self._tasks is not None
         self._tasks.create_task(work)
 
-    def _on_state(self, host: HostName, rank: RankId, path: str, error: str) -> None:
+    def _on_state(self, arrived: Arrived) -> None:
         """From a bulk thread."""
-        event = ev.StateStored(path, error)
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the run is over
-            self._loop.call_soon_threadsafe(self._keep_state, (host, rank), event)
+        try:
+            self._loop.call_soon_threadsafe(self._keep_state, arrived)
+        except RuntimeError:  # the loop is closed: the run is over
+            _discard(arrived)
 
-    def _keep_state(self, owner: tuple[HostName, RankId], event: ev.StateStored) -> None:
-        self._stored[owner] = event
+    def _keep_state(self, arrived: Arrived) -> None:
+        old = self._arrived.get((arrived.host, arrived.rank))
+        self._arrived[arrived.host, arrived.rank] = arrived
+        if old is not None:
+            _discard(old)
         self._deliver_state()
 
     def _deliver_state(self) -> None:
-        if self._state_owner in self._stored:
-            self._driver.post(self._stored.pop(self._state_owner))
+        """The state that the core waits for takes its place and stays there: it may be the user's only copy."""
+        wanted = self._awaited
+        arrived = None if wanted is None else self._arrived.pop((wanted.host, wanted.rank), None)
+        if wanted is None or arrived is None:
+            return
+        self._awaited = None
+        self._driver.post(self._store_state(arrived, wanted.size_bytes))
+
+    def _store_state(self, arrived: Arrived, size_bytes: int) -> ev.StateStored:
+        if arrived.path is None:
+            return ev.StateStored("", arrived.error)
+        if arrived.size_bytes != size_bytes:
+            _discard(arrived)
+            return ev.StateStored("", f"rank {arrived.rank} sent {arrived.size_bytes} bytes, announced {size_bytes}")
+        target = self._run.path / "final.safetensors"
+        try:
+            arrived.path.replace(target)
+        except OSError as error:
+            return ev.StateStored("", f"{target}: {error.strerror}")
+        return ev.StateStored(str(target), "")
 
     # ------------------------------------------------------------------------------------------------------- state
     def state(self) -> dict[str, Any]:
@@ -324,8 +409,17 @@ class Controller:
     def _save_state(self) -> None:
         try:
             self._run.write("state.json", json.dumps(self.state(), allow_nan=False))
+            self._is_state_written = True
         except OSError as error:
-            _log.warning("state.json cannot be written: %s", error)
+            level = logging.WARNING if self._is_state_written else logging.DEBUG
+            self._is_state_written = False
+            _log.log(level, "state.json cannot be written: %s", error)
+
+    def _save_outcome(self, outcome: act.Outcome) -> None:
+        try:
+            self._run.write("outcome.json", json.dumps(strict(dataclasses.asdict(outcome)), indent=1))
+        except OSError as error:
+            _log.error("outcome.json cannot be written: %s", error)
 
     async def _finish(self) -> None:
         """The outcome to disk, the last lines to whoever follows."""
@@ -333,12 +427,17 @@ class Controller:
         self._events.end()
         self._logs.end()
         self._save_state()
-        self._run.write("outcome.json", json.dumps(strict(dataclasses.asdict(self._outcome)), indent=1))
+        self._save_outcome(self._outcome)
         _log.info("run %s: exit code %d %s", self._outcome.status, self._outcome.exit_code, self._outcome.message)
         if self._head_stream is not None:
             self._head_stream.abort()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._http.until_read(), LAST_READERS_S)
+
+
+def _discard(arrived: Arrived) -> None:
+    if arrived.path is not None:
+        arrived.path.unlink(missing_ok=True)
 
 
 def _job_settings(spec: RunSpec) -> JobSettings:
