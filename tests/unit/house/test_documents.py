@@ -1,5 +1,6 @@
 """The documents and the code say the same, where a machine can tell."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -7,6 +8,42 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
+PUT_TOGETHER = {  # at run time, from parts too small to look for
+    "FILE:LINE:COL: KEY",
+    "is taken by pid",
+    "' is not an address of this machine",
+    "Trainer.run: this process imported the script again",
+    "the daemon was not ready within 30 s",
+    "peer_suspect",
+    "peer_alive",
+    "is dead (silent for",
+    "ended by signal 9",
+    "first failure: rank",
+}
+
+
+def texts_of_the_code() -> list[str]:
+    """Every string of the code, with NUL where a value goes."""
+    texts = []
+    for path in (path for room in ("flodl", "flodl_cli", "daemon") for path in (ROOT / room).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                parts = [part.value if isinstance(part, ast.Constant) else "\0" for part in node.values]
+                texts.append("".join(map(str, parts)))
+    return texts
+
+
+def quoted_symptoms() -> set[str]:
+    """What the first column of troubleshooting quotes, cut at its gaps, without a stage or an event's name."""
+    text = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    quotes = [
+        quote for cell in re.findall(r"^\| (.*?) \|", text, re.MULTILINE) for quote in re.findall(r"`([^`]+)`", cell)
+    ]
+    parts = [part.strip(" :,;()") for quote in quotes for part in quote.split("…")]
+    named = r"^(host key|[a-z]+(_[a-z]+)*): "
+    return {found for part in parts if len(found := re.sub(named, "", part)) >= 8}
 
 
 def test_generated_tables_are_up_to_date(deadline_factor: float) -> None:
@@ -61,3 +98,13 @@ def test_files_in_the_documents_exist() -> None:
 
     assert len(named) > 10
     assert missing == []
+
+
+def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
+    texts = [" ".join(text.split()) for text in texts_of_the_code()]
+
+    symptoms = quoted_symptoms()
+    unknown = {symptom for symptom in symptoms if not any(symptom in text for text in texts)}
+
+    assert len(symptoms) > 50
+    assert unknown <= PUT_TOGETHER
