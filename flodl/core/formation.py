@@ -1,8 +1,8 @@
 """Forming the collective group of one incarnation: asked of every live rank, answered by each.
 
 States: *idle* → *forming* attempt n → *formed*, or attempt n + 1 after an error or the deadline, at most
-``MAX_ATTEMPTS`` times for one incarnation: then *failed*. Invariant: an answer of another incarnation or attempt
-changes nothing.
+``MAX_ATTEMPTS`` times without success for one incarnation: then *failed*. Invariant: an answer of another incarnation
+or attempt changes nothing.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ FORMATION_TIMEOUT_S = 60.0
 """One attempt's limit: Gloo forms in milliseconds on a LAN; skewed imports are over before the first attempt."""
 
 MAX_ATTEMPTS = 3
-"""Attempts for one incarnation. A network that refuses three times will refuse the fourth."""
+"""Attempts without success. A network that refuses three times will refuse the fourth."""
 
 
 class FormationState(StrEnum):
@@ -36,14 +36,17 @@ class Formation:
         self.ranks: tuple[RankId, ...] = ()
         self.errors: dict[RankId, str] = {}
         self._deadline_s: float | None = None
+        self._tries = 0
         self._formed: dict[RankId, None] = {}
 
     def begin(self, incarnation: Incarnation, ranks: Sequence[RankId], now_s: float) -> None:
         """Form ``ranks`` for ``incarnation``; asked again for the same incarnation it is the next attempt."""
-        self.attempt = self.attempt + 1 if incarnation == self.incarnation else 1
+        is_again = incarnation == self.incarnation
+        self.attempt = self.attempt + 1 if is_again else 1
+        self._tries = self._tries + 1 if is_again and self.state is FormationState.FORMING else 1
         self.incarnation, self.ranks = incarnation, tuple(ranks)
         self._formed, self.errors = {}, {}
-        self.state = FormationState.FORMING if self.attempt <= MAX_ATTEMPTS else FormationState.FAILED
+        self.state = FormationState.FORMING if self._tries <= MAX_ATTEMPTS else FormationState.FAILED
         self._deadline_s = now_s + FORMATION_TIMEOUT_S if self.state is FormationState.FORMING else None
 
     def answer(self, rank: RankId, incarnation: Incarnation, attempt: int, error: str) -> None:
