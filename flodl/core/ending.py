@@ -68,10 +68,10 @@ class Ending:
             self._status, self._exit_code, self._message = "stopped", exit_code, message
 
     def fail(self, failure: Failure, message: str) -> None:
-        """The run fails. A second failure is collateral, unless it is the script's own exception behind a first one
-        that was not.
+        """The run fails. What comes after the run was failed or stopped is collateral, unless it is the script's own
+        exception behind a failure that was not.
         """
-        if self._status == "failed" and not self._outranks(failure):
+        if self.is_decided and not self._outranks(failure):
             self.collateral += 1
             return
         if self.root is not None:
