@@ -37,7 +37,7 @@ class EpochAccounts:
 
     def add(self, report: WindowDone) -> None:
         """A committed window."""
-        if report.steps == 0:
+        if not report.samples:
             return
         account = self._ranks.setdefault(report.rank, _RankAccount())
         account.samples += report.samples
@@ -68,7 +68,9 @@ class EpochAccounts:
                 for rank, account in ranks.items()
                 if account.busy_ms > 0
             },
-            per_rank_batch_share={str(rank): account.steps / steps for rank, account in ranks.items()},
+            per_rank_batch_share={
+                str(rank): account.steps / steps if steps else 0.0 for rank, account in ranks.items()
+            },
             device_indices={str(rank): devices[rank].index for rank in ranks},
         )
 
