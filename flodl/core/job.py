@@ -132,7 +132,7 @@ class JobCore:
         self._state_path = ""
         self._hosts_told = False
         self._deadline_s: float | None = None
-        self._window_deadline_s: float | None = None
+        self._window_deadline_s = self.window.next_deadline_s(opened_s)
 
     # ----------------------------------------------------------------------------------------------------- contract
     def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
@@ -167,7 +167,9 @@ class JobCore:
         """The earliest of everybody's deadlines."""
         if self.phase is Phase.ENDED:
             return None
-        candidates = [self.liveness.next_deadline_s(), self._deadline_s]
+        candidates = [self._deadline_s]
+        if self.phase is not Phase.ENDING:
+            candidates.append(self.liveness.next_deadline_s())
         if self.phase is Phase.WAITING:
             candidates.append(self._window_deadline_s)
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
@@ -247,7 +249,8 @@ class JobCore:
             who = f"host {change.host}" if change.host else f"rank {change.rank}"
             detail = f"{who} is {change.pulse} (silent for {change.silent_s:.1f} s)"
             if change.pulse is Pulse.DEAD:
-                actions += self._bury_silent(change, detail, now_s)
+                if change.host or self.membership[change.rank].status is not RankStatus.DEAD:
+                    actions += self._bury_silent(change, detail, now_s)
             else:
                 severity = Severity.WARNING if change.pulse is Pulse.SUSPECT else Severity.INFO
                 actions.append(Record(f"peer_{change.pulse}", severity, detail, {}))
@@ -278,9 +281,7 @@ class JobCore:
             case RankError():
                 return self._on_rank_error(host, message, now_s)
             case RankFinished():
-                self.membership.finish(rank)
-                self.liveness.forget_rank(rank)
-                return []
+                return self._on_finished(rank)
             case StateSent():
                 return self._on_state_sent(host, message)
             case StoreRequest():
@@ -319,6 +320,13 @@ class JobCore:
             failure = Failure(end.KIND_REFUSED, host, message.rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             return [SendHost(host, KillRank(message.rank, reason)), *self._lose((message.rank,), failure, now_s)]
 
+    def _on_finished(self, rank: RankId) -> list[JobAction]:
+        """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
+        if self.phase is Phase.ENDING and self.membership[rank].status is RankStatus.LIVE:
+            self.membership.finish(rank)
+            self.liveness.forget_rank(rank)
+        return []
+
     def _on_ready(self, message: RankReady) -> list[JobAction]:
         if self.membership[message.rank].status is RankStatus.SPAWNED:
             self.membership.mark_ready(message.rank)
@@ -337,7 +345,10 @@ class JobCore:
         member = self.membership[rank]
         member.has_exited = True
         code = end.process_exit_code(message.code, message.signal)
-        if self.ending.correct_exit_code(rank, code) or member.status in (RankStatus.FINISHED, RankStatus.DEAD):
+        if (not message.by_us and self.ending.correct_exit_code(rank, code)) or member.status in (
+            RankStatus.FINISHED,
+            RankStatus.DEAD,
+        ):
             return self._bury_quietly(rank, "ended")
         if message.by_us or self.phase is Phase.ENDING:
             return self._bury_quietly(rank, "stopped with the run")
@@ -373,9 +384,7 @@ class JobCore:
             Record("rank_lost", Severity.CRITICAL, detail, {"host": failure.host, "ranks": tuple(ranks)})
         ]
         if self.training is not None:
-            for rank in ranks:
-                if rank in was_live:
-                    actions += self.training.lose(rank, now_s)
+            actions += self.training.lose(tuple(rank for rank in ranks if rank in was_live), now_s)
         if self._state_from in ranks:
             self._state_from = None
         if self.phase in (Phase.STAGING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
@@ -443,7 +452,7 @@ class JobCore:
             self.membership.bury(rank, failure.error)
             self.liveness.forget_rank(rank)
             if was_live and self.training is not None:
-                actions += self.training.lose(rank, now_s)
+                actions += self.training.lose((rank,), now_s)
         return actions + self._wind_down(now_s)
 
     def _wind_down(self, now_s: float) -> list[JobAction]:
@@ -471,13 +480,11 @@ class JobCore:
                 actions += self._proceed_training(now_s)
             case Phase.FINISHING:
                 actions += self._proceed_finishing(now_s)
-            case Phase.ENDING:
-                actions += self._proceed_ending(now_s)
-            case Phase.ENDED:
+            case Phase.ENDING | Phase.ENDED:
                 pass
             case _:
                 assert_never(self.phase)
-        return actions
+        return actions + (self._proceed_ending(now_s) if self.phase is Phase.ENDING else [])
 
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
         match self.window.verdict(now_s):
@@ -504,7 +511,7 @@ class JobCore:
         specs: dict[HostName, list[RankSpec]] = {}
         for host, device in self.window.devices():
             member = self.membership.spawn(host, device)
-            self.liveness.watch_rank(member.rank, now_s)
+            self.liveness.watch_rank(member.rank, host, now_s)
             mine = specs.setdefault(host, [])
             mine.append(RankSpec(member.rank, len(mine), device))
         world_size = len(self.membership)
@@ -515,7 +522,7 @@ class JobCore:
         """All ranks are ready: they must agree before they may train."""
         ranks = self.membership.with_status(RankStatus.READY)
         if self._settings.has_head and self.head_ready is None:
-            return []  # its own exit or its start-up deadline ends this wait
+            return self._await_head(now_s)
         reports = [self.ready[rank] for rank in ranks]
         reason = disagreement(reports, self.head_ready)
         if reason:
@@ -531,6 +538,16 @@ class JobCore:
         size = len(self.membership)
         actions += [SendHost(self.membership[rank].host, Admitted(rank, size, ranks)) for rank in ranks]
         return actions + self.training.begin(now_s)
+
+    def _await_head(self, now_s: float) -> list[JobAction]:
+        """All ranks wait for the head: it has the same grace for its start-up as they had, from now on."""
+        grace_s = self._settings.liveness.startup_s
+        if self._deadline_s is None:
+            self._deadline_s = now_s + grace_s
+        if now_s < self._deadline_s:
+            return []
+        message = f"the head (the script on the controller's machine) did not reach Trainer.run within {grace_s:g} s"
+        return self._fail(Failure(end.KIND_HEAD, "", -1, message, "", 1, 0), message, now_s)
 
     def _proceed_training(self, now_s: float) -> list[JobAction]:
         training = self.training

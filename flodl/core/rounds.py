@@ -76,8 +76,8 @@ class Round:
 
     @property
     def trained_samples(self) -> dict[RankId, int]:
-        """Samples that each done rank offers: none for a rank whose loss or parameters were not finite."""
-        return {rank: report.samples if report.is_finite else 0 for rank, report in self._reports.items()}
+        """Samples that each done rank offers."""
+        return {rank: report.samples for rank, report in self._reports.items()}
 
     def reach_min(self, rank: RankId) -> None:
         """The rank has done its least and goes on."""
@@ -102,7 +102,7 @@ class Round:
         return tuple(self._training)
 
     def discard_samples(self, rank: RankId) -> None:
-        """The rank's contribution is not finite: it takes part with zeros from now on."""
+        """The rank's loss or parameters are not finite: it takes part with zeros from now on."""
         report = self._reports[rank]
         self._reports[rank] = replace(report, samples=0, steps=0, loss_sum=0.0, is_finite=False, scalars={})
 

@@ -27,6 +27,7 @@ from flodl.core.membership import Membership
 from flodl.core.pool import Pool
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
 from flodl.core.rounds import Contribution, Round, RoundState, RoundVerdict, weigh
+from flodl.errors import CoverageError
 from flodl.ids import RankId, RoundKey, Version
 from flodl.messages import (
     AbortRound,
@@ -99,6 +100,7 @@ class Training:
         self._round = _gathered_round(-1, membership.live)
         self._evals: dict[int, RankId | None] = {}
         self._nonfinite_rounds = 0
+        self._failed_attempts = 0
         self._retry_s: float | None = None
         self._stall_deadline_s: float | None = None
 
@@ -169,9 +171,13 @@ class Training:
         """A rank's window is over."""
         if not self._round.finish_window(report):
             return []
-        self.pool.train(report.rank, report.samples)
+        try:
+            self.pool.train(report.rank, report.samples)
+        except CoverageError as error:
+            self._stall(f"rank {report.rank} reports what it cannot have done: {error}")
+            return []
         if not report.is_finite:
-            self.pool.untrain(report.rank)
+            self._leave_out(report.rank)
         return self._close(self._round.ranks_to_close()) + self._advance(now_s)
 
     def on_reduced(self, report: Reduced, now_s: float) -> list[JobAction]:
@@ -195,15 +201,20 @@ class Training:
             SendHead(EvalReport(message.epoch, message.value)),
         ]
 
-    def lose(self, rank: RankId, now_s: float) -> list[JobAction]:
-        """This module's part of the cascade: round, samples, cadence, group. The rank is buried already."""
-        actions = self._abort(f"rank {rank} is lost") if self._round.state is RoundState.REDUCING else []
-        self._round.drop(rank)
-        self.pool.reclaim(rank)
+    def lose(self, ranks: tuple[RankId, ...], now_s: float) -> list[JobAction]:
+        """This module's part of the cascade: round, samples, cadence, group. The ranks were live and are buried."""
+        if not ranks:
+            return []
+        named = ", ".join(map(str, ranks))
+        actions = self._abort(f"rank {named} is lost") if self._round.state is RoundState.REDUCING else []
+        for rank in ranks:
+            self._round.drop(rank)
+            self.pool.reclaim(rank)
+            self.elche.remove_rank(rank)
+        self._failed_attempts = 0
         if not self._membership.live:
             return actions
-        self.elche.remove_rank(rank)
-        actions += self._assign_evals(lost=rank)
+        actions += self._assign_evals(lost=ranks)
         if self.state is TrainingState.FINISHED:
             return actions
         actions += self._form(now_s)
@@ -216,7 +227,7 @@ class Training:
             return []
         if self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
             return []
-        if self._round.attempts >= MAX_ROUND_ATTEMPTS:
+        if self._failed_attempts >= MAX_ROUND_ATTEMPTS:
             self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times")
             return []
         if not any(report.is_finite for report in self._round.reports.values()):
@@ -235,7 +246,8 @@ class Training:
         samples = self._round.trained_samples
         key = self._round.start(self._membership.incarnation)
         contributions = weigh(samples, self._settings.cadence.gamma)
-        source = max(live, key=lambda rank: (samples[rank], -rank))
+        reports = self._round.reports
+        source = max(live, key=lambda rank: (samples[rank], reports[rank].is_finite, -rank))
         if not any(samples.values()):
             contributions[source] = Contribution(1.0, 1.0)  # version 0, or a stop before the first step
         raw_source = source if self._is_seed or self._is_last_round() else None
@@ -288,6 +300,7 @@ class Training:
         was_broken = self._round.verdict() is RoundVerdict.BROKEN
         detail = f"round {self._round.version + 1}, attempt {self._round.attempts} failed: {reason}"
         actions: list[JobAction] = [Record("round_failed", Severity.WARNING, detail, {})]
+        self._failed_attempts += 1
         actions += self._abort(reason)
         if was_broken:
             actions += self._form(now_s)
@@ -297,9 +310,13 @@ class Training:
         ranks = self._round.not_finite()
         actions = self._abort("a contribution is not finite")
         for rank in ranks:
-            self._round.discard_samples(rank)
-            self.pool.untrain(rank)
+            self._leave_out(rank)
         return actions + self._advance(now_s)
+
+    def _leave_out(self, rank: RankId) -> None:
+        """The rank takes part in this round with zeros; what it trained returns to the pool."""
+        self._round.discard_samples(rank)
+        self.pool.untrain(rank)
 
     def _abort(self, reason: str) -> list[JobAction]:
         """The attempt never was: every live rank and the plane drop it."""
@@ -317,6 +334,7 @@ class Training:
         reports, key = self._round.reports, self._round.key
         assert key is not None
         self._retry_s = self._stall_deadline_s = None
+        self._failed_attempts = 0
         self.version = key.version
         actions: list[JobAction] = [self._to(rank, Commit(rank, key)) for rank in reports]
         if not self._settings.cadence.mode.is_collective:
@@ -337,7 +355,7 @@ class Training:
     def _merge(self, key: RoundKey) -> JobAction:
         spans: list[tuple[int, int, int]] = []
         for rank, report in self._round.reports.items():
-            if report.samples and report.is_finite:
+            if report.samples:
                 spans += [(rank, span.start, span.count) for span in self.pool.merge(rank)]
         detail = f"version {key.version}: {sum(count for _, _, count in spans)} samples merged"
         fields: dict[str, Scalar | tuple[object, ...]] = {
@@ -415,12 +433,12 @@ class Training:
             *(self._to(rank, FormGroup(rank, incarnation, attempt, live, FORMATION_TIMEOUT_S)) for rank in live),
         ]
 
-    def _assign_evals(self, lost: RankId | None = None) -> list[JobAction]:
+    def _assign_evals(self, lost: tuple[RankId, ...] = ()) -> list[JobAction]:
         """Ask the owner for every evaluation that nobody (alive) is doing."""
         owner = self.owner
         actions: list[JobAction] = []
         for epoch, rank in self._evals.items():
-            if owner is not None and (rank is None or rank == lost):
+            if owner is not None and (rank is None or rank in lost):
                 self._evals[epoch] = owner
                 actions.append(self._to(owner, RunEval(owner, epoch)))
         return actions
