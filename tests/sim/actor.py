@@ -1,0 +1,57 @@
+"""A process with a core under the virtual clock."""
+
+from typing import TYPE_CHECKING, Any
+
+from flodl.core import events as ev
+from flodl.wire.codec import decode, encode
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+
+class Actor:
+    """Events in, actions out, one timer; the core's invariants are checked after each event."""
+
+    core: Any
+    name: str
+
+    def __init__(self, world: "World") -> None:
+        self.world = world
+        self.is_alive = False
+        self.paused_until_s = 0.0
+        self._timer = 0
+        self._events = 0
+
+    def post(self, event: Any) -> None:
+        """Handle ``event`` now, or when the process runs again."""
+        if not self.is_alive:
+            return
+        if self.world.now_s < self.paused_until_s:
+            self.world.after(self.paused_until_s - self.world.now_s, lambda: self.post(event))
+            return
+        actions = self.core.handle(event, self.world.now_s)
+        self._events += 1
+        if self._events % self.world.check_every == 0:
+            self.core.check()
+        self.world.trace.append(f"{self.world.now_s:.6f} {self.name} {type(event).__name__} {len(actions)}")
+        for action in actions:
+            self.execute(action)
+        self.arm()
+
+    def execute(self, action: Any) -> None:
+        raise NotImplementedError
+
+    def arm(self) -> None:
+        self._timer += 1
+        timer, at_s = self._timer, self.core.next_deadline_s()
+        if at_s is not None and self.is_alive:
+            self.world.after(max(0.0, at_s - self.world.now_s), lambda: self._tick(timer))
+
+    def _tick(self, timer: int) -> None:
+        if timer == self._timer:
+            self.post(ev.Ticked())
+
+
+def wire(message: Any, allowed: Any) -> Any:
+    """Through the real codec, as bytes."""
+    return decode(encode(message), allowed)

@@ -1,0 +1,209 @@
+"""A virtual rank: RankCore with a virtual model, loader and both planes."""
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from flodl.core import actions as act
+from flodl.core import events as ev
+from flodl.core.rank import RankCore
+from flodl.ids import RankId, RoundKey
+from flodl.messages import Layout, RankAlive, RankError, RankHello, RankReady, RankSpec, RankToDaemon
+from tests.sim.actor import Actor, wire
+from tests.sim.model import Batch, Contribution, Model, Sample, Sum, cut
+from tests.sim.plane import Group
+
+if TYPE_CHECKING:
+    from tests.sim.world import Daemon, World
+
+LAYOUT = Layout(4, 0, 0)
+
+
+class Rank(Actor):
+    """``is_unkillable``: the daemon's SIGKILL never arrives (a process in uninterruptible sleep)."""
+
+    core: RankCore
+
+    def __init__(self, world: "World", daemon: "Daemon", spec: RankSpec) -> None:
+        super().__init__(world)
+        scenario = world.scenario
+        self.daemon, self.rank, self.slot = daemon, spec.rank, spec.local_rank
+        self.name = f"rank{self.rank}"
+        self.settings = scenario.settings
+        if scenario.settings_of is not None:
+            self.settings = scenario.settings_of(self.rank, self.settings)
+        self.speed_s = daemon.spec.speeds[spec.local_rank]
+        self.core = RankCore(self.rank, self.settings, scenario.merge_single_tail)
+        self.is_alive = True
+        self.is_unkillable = False
+        self.has_finished = False
+        self.end_reason = ""
+        self.model = Model(f"init of rank {self.rank}")
+        self.delta: Counter[Sample] = Counter()
+        self.side: Model | None = None
+        self.part: Contribution | None = None
+        self.batches: list[Batch] = []
+        self.is_stepping = False
+        self.inbox: list[Any] = []
+        self.window_loss = 0.0
+        self.group: Group | None = None
+        self._bad_losses = self._bad_packs = self._bad_digests = 0
+        world.after(world.random.uniform(0.5, 3.0), self._ready)
+
+    def say(self, message: RankToDaemon) -> None:
+        message = wire(message, RankToDaemon)
+        daemon = self.daemon
+        self.world.send(self.name, daemon.name, lambda: daemon.post(ev.RankSaid(self.rank, message)))
+
+    def _ready(self) -> None:
+        if not self.is_alive:
+            return
+        scenario = self.world.scenario
+        fingerprint = {"model": "m"} if scenario.fingerprint_of is None else scenario.fingerprint_of(self.rank)
+        self.say(RankHello(self.rank, 1))
+        self.say(RankReady(self.rank, self.settings, fingerprint, LAYOUT, scenario.merge_single_tail, "gloo"))
+        self._beat()
+
+    def _beat(self) -> None:
+        if not self.is_alive:
+            return
+        if self.world.now_s >= self.paused_until_s:
+            self.say(RankAlive(self.rank, self.core.steps_total))
+        self.world.after(1.0, self._beat)
+
+    # ------------------------------------------------------------------------------------------------------- faults
+    def pause(self, for_s: float) -> None:
+        self.paused_until_s = max(self.paused_until_s, self.world.now_s + for_s)
+        self.world.after(self.paused_until_s - self.world.now_s, self.wake)
+
+    def change_speed(self, factor: float) -> None:
+        self.speed_s *= factor
+
+    def poison(self, losses: int = 0, packs: int = 0, digests: int = 0) -> None:
+        self._bad_losses += losses
+        self._bad_packs += packs
+        self._bad_digests += digests
+
+    def raise_error(self, error: str) -> None:
+        """The script's own exception: said, then the process ends."""
+        self.say(RankError(self.rank, error, f"Traceback (most recent call last):\n{error}"))
+        self.die(1, 0)
+
+    def kill(self) -> None:
+        if not self.is_unkillable:
+            self.die(0, 9)
+
+    def die(self, code: int, signal: int) -> None:
+        """The process ends; the daemon reports it after everything the rank said."""
+        if not self.is_alive:
+            return
+        self.is_alive = False
+        self.leave_groups()
+        daemon = self.daemon
+        if daemon.is_alive:
+            self.world.send(self.name, daemon.name, lambda: daemon.post(ev.RankEnded(self.rank, code, signal)))
+
+    def leave_groups(self) -> None:
+        for group in self.world.groups.values():
+            group.lose(self.rank)
+
+    # ---------------------------------------------------------------------------------------------- the main thread
+    def post(self, event: Any) -> None:
+        """The main thread handles events between steps, in order of arrival."""
+        self.inbox.append(event)
+        self.wake()
+
+    def wake(self) -> None:
+        while self.inbox and not self.is_stepping and self.is_alive and self.world.now_s >= self.paused_until_s:
+            super().post(self.inbox.pop(0))
+            if not self.inbox:
+                self._maybe_step()
+
+    def _maybe_step(self) -> None:
+        if self.is_alive and not self.is_stepping and self.core.wants_step and self.world.now_s >= self.paused_until_s:
+            self.is_stepping = True
+            batch = self.batches.pop(0)
+            cost_s = self.speed_s * len(batch) * self.world.random.uniform(0.95, 1.05)
+            started_s = self.world.now_s
+            self.world.after(cost_s, lambda: self._step_done(batch, started_s))
+
+    def _step_done(self, batch: Batch, started_s: float) -> None:
+        if not self.is_alive:
+            return
+        if self.world.now_s < self.paused_until_s:
+            self.world.after(self.paused_until_s - self.world.now_s, lambda: self._step_done(batch, started_s))
+            return
+        self.is_stepping = False
+        self.delta.update(batch)
+        self.window_loss += len(batch)
+        self.inbox.insert(0, ev.StepDone(len(batch), started_s, self.world.now_s))
+        self.wake()
+
+    def execute(self, action: act.RankAction) -> None:
+        match action:
+            case act.SendUp(message):
+                self.say(message)
+            case act.LoadAhead(grant):
+                self.batches += cut(grant, self.settings.batch_size, self.world.scenario.merge_single_tail)
+            case act.AccountWindow():
+                loss, self.window_loss = self.window_loss, 0.0
+                is_finite = self._bad_losses == 0
+                self._bad_losses -= not is_finite
+                accounted = ev.WindowAccounted(loss if is_finite else float("nan"), is_finite, {"seen": (loss, 1)})
+                self._later(0.0, accounted)
+            case act.FormCollective(incarnation, attempt, ranks):
+                self._form(incarnation, attempt, ranks)
+            case act.Pack(key, weight, _, _, _):
+                self._pack(key, weight)
+            case act.ReduceCollective(key):
+                assert self.group is not None
+                assert self.part is not None
+                self.group.reduce(self, key, self.part)
+            case act.SumSlice(key, _, _, slots):
+                self.daemon.result = Sum(tuple(self.daemon.slots[slot] for slot in slots))
+                self._later(0.001, ev.SliceSummed(key))
+            case act.TakeResult(key):
+                assert self.daemon.result is not None
+                self.take(key, self.daemon.result)
+            case act.AbandonReduce():
+                self.side = None
+            case act.Adopt():
+                assert self.side is not None, f"rank {self.rank} adopts nothing"
+                self.model, self.delta, self.side = self.side, Counter(), None
+            case act.Evaluate(epoch):
+                self.pause(0.05)
+                self._later(0.05, ev.Evaluated(epoch, 1.0, ""))
+            case act.WriteState():
+                self._later(0.01, ev.StateWritten(100, ""))
+            case act.EndRank(reason, code):
+                self.has_finished, self.end_reason = code == 0, reason
+                self.world.after(0.05, lambda: self.die(code, 0))
+
+    def _later(self, delay_s: float, event: Any) -> None:
+        self.world.after(delay_s, lambda: self.post(event))
+
+    def _form(self, incarnation: int, attempt: int, ranks: tuple[RankId, ...]) -> None:
+        if self.group is not None:
+            self.group.lose(self.rank)
+        key = (incarnation, attempt)
+        self.group = self.world.groups.setdefault(key, Group(self.world, incarnation, attempt, ranks))
+        self.group.join(self)
+
+    def _pack(self, key: RoundKey, weight: float) -> None:
+        """A snapshot of the contribution; zeros where the weight is 0 or the parameters are not finite."""
+        is_finite = self._bad_packs == 0 or weight == 0
+        self._bad_packs -= not is_finite
+        weight = weight if is_finite else 0.0
+        self.side = None
+        self.part = Contribution(weight, self.model, Counter(self.delta) if weight else Counter())
+        if not self.settings.cadence.mode.is_collective:
+            self.daemon.slots[self.slot] = self.part
+        self._later(0.001, ev.Packed(key, is_finite))
+
+    def take(self, key: RoundKey, total: Sum) -> None:
+        """The consensus, or garbage, has arrived in the side buffer."""
+        self.side = total.model()
+        digest = "garbage" if self.side is None else self.side.digest
+        if self._bad_digests:
+            self._bad_digests -= 1
+            digest = "another"
+        self._later(0.001, ev.SumReady(key, digest, 0.01, ""))

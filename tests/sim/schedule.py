@@ -1,0 +1,128 @@
+"""Random runs: a seed gives a scenario and its faults, a verdict says whether the run kept every promise."""
+
+import random
+from dataclasses import dataclass
+
+from flodl.messages import CadenceSettings, Mode
+from tests.sim.world import HostSpec, Scenario, World
+
+KINDS = (
+    "kill", "pause", "slow", "stall", "daemon", "partition",
+    "bad loss", "bad weights", "wrong digest", "reduce error", "formation error",
+)  # fmt: skip
+LAST_FAULT_S = 12.0
+COLLECTIVE_ALONE = "a collective mode needs two ranks"
+TOO_FEW = "too few ranks to go on"
+NOT_FINITE = "not finite"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``amount`` is seconds, a factor or a count, as the kind has it."""
+
+    at_s: float
+    kind: str
+    rank: int
+    host: str
+    amount: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One run and what befalls it."""
+
+    scenario: Scenario
+    faults: tuple[Fault, ...]
+
+    @property
+    def replay(self) -> str:
+        """The command that runs it again, with its trace."""
+        return f"python -m tests.sim.replay --seed {self.scenario.seed}"
+
+
+def schedule_of(seed: int) -> Schedule:
+    r = random.Random(seed)
+    hosts = tuple(
+        HostSpec(f"h{number}", tuple(r.choice([0.01, 0.01, 0.02, 0.05]) for _ in range(r.randint(1, 3))))
+        for number in range(r.randint(1, 3))
+    )
+    rank_count = sum(len(host.speeds) for host in hosts)
+    cadence = CadenceSettings(mode=r.choice(list(Mode)), max_batch_diff=r.choice([None, None, 0, 2]))
+    scenario = Scenario(
+        seed, hosts, cadence,
+        dataset_size=max(rank_count, r.randint(1, 400)),
+        batch_size=r.randint(1, 8),
+        num_epochs=r.randint(1, 3),
+        merge_single_tail=r.random() < 0.3,
+        eval_samples=r.choice([0, 5]),
+        min_rank_start=1,
+    )  # fmt: skip
+    faults = [_fault(r, rank_count, hosts) for _ in range(r.randint(0, 4))]
+    return Schedule(scenario, tuple(faults))
+
+
+def _fault(r: random.Random, rank_count: int, hosts: tuple[HostSpec, ...]) -> Fault:
+    kind = r.choice(KINDS)
+    amount = {
+        "pause": r.choice([2, 8, 15, 45]),
+        "slow": r.choice([0.3, 3]),
+        "stall": r.choice([5, 60]),
+        "partition": r.choice([3, 12, 45, 150]),
+    }.get(kind, 1)
+    at_s = round(r.uniform(0.2, LAST_FAULT_S), 3)
+    return Fault(at_s, kind, r.randrange(rank_count), r.choice(hosts).name, amount)
+
+
+def inflict(world: World, fault: Fault) -> None:
+    match fault.kind:
+        case "kill":
+            world.kill_rank(fault.rank)
+        case "pause":
+            world.pause_rank(fault.rank, fault.amount)
+        case "slow":
+            world.slow_rank(fault.rank, fault.amount)
+        case "stall":
+            world.stall_controller(fault.amount)
+        case "daemon":
+            world.kill_daemon(fault.host)
+        case "partition":
+            world.partition(fault.host, fault.amount)
+        case "bad loss":
+            world.poison_loss(fault.rank, int(fault.amount))
+        case "bad weights":
+            world.poison_weights(fault.rank, int(fault.amount))
+        case "wrong digest":
+            world.flip_bits(fault.rank, int(fault.amount))
+        case "reduce error":
+            world.break_reduces(int(fault.amount))
+        case "formation error":
+            world.break_formations(int(fault.amount))
+        case _:
+            raise ValueError(fault.kind)
+
+
+def play(schedule: Schedule) -> World:
+    """Run to the end."""
+    world = World(schedule.scenario)
+    for fault in schedule.faults:
+        world.after(fault.at_s, lambda fault=fault: inflict(world, fault))  # type: ignore[misc]
+    world.run()
+    return world
+
+
+def judge(world: World) -> None:
+    """A completed run covered everything once; one that ended early had a reason to."""
+    outcome = world.outcome
+    assert outcome is not None
+    if outcome.status == "completed":
+        assert outcome.exit_code == 0, outcome
+        world.assert_exact_coverage()
+        return
+    excuses = [TOO_FEW]
+    if world.scenario.cadence.mode.is_collective:
+        excuses.append(COLLECTIVE_ALONE)
+    if {"bad loss", "bad weights"} & world.fired.keys():
+        excuses.append(NOT_FINITE)
+    assert any(excuse in outcome.message for excuse in excuses), outcome
+    assert outcome.exit_code != 0, outcome
+    world.assert_one_consensus()
