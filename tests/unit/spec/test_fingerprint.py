@@ -1,0 +1,46 @@
+"""The fingerprint tells apart what must not differ, and nothing else."""
+
+import torch
+from torch import nn
+
+from flodl.spec.fingerprint import datasets_fingerprint, model_fingerprint
+from flodl.spec.knobs import resolve
+from flodl.trainer.config import TrainerConfig
+
+
+def of(model: nn.Module, **settings: object) -> dict[str, str]:
+    return model_fingerprint(model, torch.optim.Adam(model.parameters(), **settings))
+
+
+def test_weights_do_not_matter() -> None:
+    assert of(nn.Linear(2, 3)) == of(nn.Linear(2, 3))
+
+
+def test_classes_and_hyperparameters_do() -> None:
+    first = of(nn.Linear(2, 3), lr=0.1)
+
+    assert first["model"] == "Linear"
+    assert first["optimizer"].startswith("Adam over 2 tensors (")
+    assert "lr=0.1" in first["optimizer"]
+    assert of(nn.Linear(2, 3), lr=0.2)["optimizer"] != first["optimizer"]
+    assert of(nn.Linear(2, 3, bias=False), lr=0.1)["optimizer"] != first["optimizer"]
+
+
+def test_values_without_a_stable_text_are_told_by_their_kind() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+    optimizer.param_groups[0] |= {"lr": torch.tensor(0.1), "hook": print, "long": "x" * 500}
+
+    text = model_fingerprint(nn.Linear(1, 1), optimizer)["optimizer"]
+
+    assert "lr=tensor []" in text
+    assert "hook=builtin_function_or_method" in text
+    assert "long=str" in text
+
+
+def test_datasets_are_told_by_class_and_length() -> None:
+    data = torch.utils.data.TensorDataset(torch.zeros(7))
+    config = TrainerConfig(data, batch_size=2, num_epochs=1)
+
+    assert datasets_fingerprint(resolve(config)) == {"dataset": "TensorDataset of 7 samples"}
+    config.eval_dataset([1, 2]).eval_fn(lambda model, batch: 0.0)
+    assert datasets_fingerprint(resolve(config))["eval_dataset"] == "list of 2 samples"
