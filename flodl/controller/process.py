@@ -444,7 +444,14 @@ def _job_settings(spec: RunSpec) -> JobSettings:
     join, live = spec.join, spec.liveness
     roster = tuple(host.name for host in spec.hosts)
     return JobSettings(
-        JoinSettings(roster, join.min_rank_start, join.join_timeout_s, join.max_join_timeout_s),
+        JoinSettings(
+            roster,
+            join.min_rank_start,
+            join.target_ranks,
+            {host.name: host.ranks for host in spec.hosts if host.ranks},
+            join.join_timeout_s,
+            join.max_join_timeout_s,
+        ),
         LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
         has_head=True,
         stop_grace_s=spec.stop_timeout_s,

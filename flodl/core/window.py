@@ -7,10 +7,10 @@ processes.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
-from flodl.ids import HostName
+from flodl.ids import HostName, RankId
 from flodl.messages import Device, HostHello
 
 
@@ -34,10 +34,15 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class JoinSettings:
-    """Seconds count from the window's opening. ``min_rank_start`` 0 means every rank of the roster."""
+    """Seconds count from the window's opening. ``min_rank_start`` 0 means every rank of the roster; with
+    ``target_ranks`` > 0 the run starts as soon as that many are there. ``ranks`` names the global ranks of each host,
+    in the order of its devices, where the cluster file does; empty: ranks follow the roster.
+    """
 
     roster: tuple[HostName, ...]
     min_rank_start: int = 0
+    target_ranks: int = 0
+    ranks: Mapping[HostName, tuple[RankId, ...]] = field(default_factory=dict)
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
 
@@ -64,12 +69,20 @@ class JoinWindow:
             return f"host {hello.host} has already joined this run"
         if not hello.devices:
             return f"host {hello.host} offers no device"
+        ranks = self._settings.ranks.get(hello.host, ())
+        if ranks and len(ranks) != len(hello.devices):
+            return f"host {hello.host} offers {len(hello.devices)} device(s) for ranks {list(ranks)}"
         return ""
 
     def join(self, hello: HostHello) -> None:
         """The host has come."""
         self._joined[hello.host] = hello
         self._absent.pop(hello.host, None)
+
+    def refuse(self, host: HostName, reason: str) -> None:
+        """A host of the roster came and may not take part; one that has joined already stays."""
+        if host in self._settings.roster and host not in self._joined:
+            self._absent[host] = Absence(host, "join", f"refused: {reason}", "correct the cluster file or the host")
 
     def leave(self, host: HostName, reason: str) -> None:
         """A joined host went away before the start."""
@@ -81,13 +94,18 @@ class JoinWindow:
         self._absent[absence.host] = absence
 
     def devices(self) -> Sequence[tuple[HostName, Device]]:
-        """Every device offered, in roster order: the order of ranks."""
-        return [(host, device) for host, hello in self.joined.items() for device in hello.devices]
+        """Every device offered, in the order of ranks: the cluster file's, or the roster's."""
+        offered = [(host, device) for host, hello in self.joined.items() for device in hello.devices]
+        wanted = [rank for host in self.joined for rank in self._settings.ranks.get(host, ())]
+        if len(wanted) != len(offered):
+            return offered
+        return [offered[place] for place in sorted(range(len(wanted)), key=wanted.__getitem__)]
 
     def verdict(self, now_s: float) -> Verdict:
         """What to do at ``now_s``."""
         waiting = len(self._settings.roster) - len(self._joined) - len(self._absent)
-        if waiting == 0 and not self._absent:
+        is_full = 0 < self._settings.target_ranks <= len(self.devices())
+        if is_full or (waiting == 0 and not self._absent):
             return Verdict.START
         enough = 0 < self._settings.min_rank_start <= len(self.devices())
         if waiting == 0:
