@@ -1,10 +1,11 @@
 """The rank's process from ``Trainer.run`` to its end. ``run_rank`` never returns: the process trains and ends here.
 
 How it ends: by SystemExit with the core's code, so that the script's own atexit handlers run; by ``os._exit`` after a
-flush where something is parked that would block the interpreter's end; by the script's own exception, told to the
-controller first, with its traceback on stderr and exit code 1.
+flush where something is parked that would block the interpreter's end; after an exception of the script by exit code 1:
+the traceback goes to stderr first and then the controller is told, for it may end a process whose failure it knows.
 """
 
+import contextlib
 import os
 import signal
 import socket
@@ -67,7 +68,6 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
 
     Raises:
         SystemExit: the rank has ended, or the script ended it.
-        Exception: the script's own, once the controller has been told.
     """
     mine = RankTicket.of(ticket)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the controller's to judge
@@ -78,17 +78,19 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     process = _RankProcess(mine, job, Agent(mine.rank, frames, inbox), inbox)
     try:
         end = process.train()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # whatever the script raised ends this rank
+        sys.excepthook(type(error), error, error.__traceback__)
+        _flush()
         process.report(error)
-        if process.must_hard_exit:
-            sys.excepthook(type(error), error, error.__traceback__)
-            _exit_hard(1)
-        raise
-    if end.exit_code:
-        sys.stderr.write(f"flodl: rank {mine.rank}: {end.reason}\n")
+        exit_code = 1
+    else:
+        exit_code = end.exit_code
+        if exit_code:
+            sys.stderr.write(f"flodl: rank {mine.rank}: {end.reason}\n")
     if process.must_hard_exit:
-        _exit_hard(end.exit_code)
-    sys.exit(end.exit_code)
+        _flush()
+        os._exit(exit_code)
+    sys.exit(exit_code)
 
 
 class _RankProcess:
@@ -163,7 +165,7 @@ def _encodable(text: str) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-def _exit_hard(code: int) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
+            stream.flush()

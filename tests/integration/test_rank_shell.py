@@ -74,7 +74,7 @@ def test_it_beats_while_its_step_takes_long(play: Any) -> None:
 
 
 def test_an_exception_in_a_step_is_told_with_its_traceback_before_the_process_ends(play: Any) -> None:
-    host: OneHost = play(2, "--fault", "raise", "--fault-rank", "1")
+    host: OneHost = play(2, "--mode", "nccl_cadence", "--fault", "raise", "--fault-rank", "1")
 
     outcome = host.run()
 
