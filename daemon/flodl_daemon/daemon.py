@@ -47,6 +47,9 @@ LOG_PAUSE_S: Final = 0.02
 LAST_LOGS_S: Final = 10.0
 """How long the ranks' last output may take to leave before the daemon goes without."""
 
+LAST_KILLS_S: Final = 3.0
+"""How long the daemon waits for orphans that it has killed; only one stuck in the kernel takes longer."""
+
 SWEEP_S: Final = 1.0
 
 _log = logging.getLogger(__name__)
@@ -162,6 +165,7 @@ class Daemon:
                 for task in (*services, *self._shipping):
                     task.cancel()
         finally:
+            _end_descendants()
             self._bulk.close()
             for process in self._ranks.values():
                 process.close()
@@ -298,6 +302,16 @@ class Daemon:
             if late and self._stream.is_open:
                 _log.warning("output is lost: streams=%d reason=not sent within %g s", len(late), LAST_LOGS_S)
         self._driver.post(ev.LogsShipped())
+
+
+def _end_descendants() -> None:
+    """Whatever shed its session, its environment and its parent is our child by now; our warden may be gone."""
+    deadline_s = time.monotonic() + LAST_KILLS_S
+    while (left := psutil.Process().children(recursive=True)) and time.monotonic() < deadline_s:
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=0.2)
 
 
 def _rss_bytes(pid: int) -> int:

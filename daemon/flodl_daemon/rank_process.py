@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import sys
 import tempfile
@@ -53,6 +52,7 @@ class RankProcess:
         self._tree: ProcessTree | None = None
         self._control: socket.socket | None = None
         self._stream: FramedStream | None = None
+        self._killing: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -124,9 +124,9 @@ class RankProcess:
             self._tree.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to the leader; ``live`` ends the rest of the tree as soon as it is gone."""
-        if self._tree is not None:
-            self._tree.terminate(signal.SIGKILL)
+        """SIGKILL to the whole tree, while the leader's death has not yet scattered it."""
+        if self._tree is not None and self._killing is None:
+            self._killing = asyncio.create_task(self._kill_tree(self._tree), name=f"kill rank {self.rank}")
 
     def close(self) -> None:
         """Let go of files and memory; again does nothing."""
@@ -140,11 +140,16 @@ class RankProcess:
 
     async def _end_tree(self, tree: ProcessTree) -> ExitStatus:
         status = await tree.wait()
+        if self._killing is not None:
+            await self._killing
+        await self._kill_tree(tree)
+        return status
+
+    async def _kill_tree(self, tree: ProcessTree) -> None:
         try:
             await tree.kill_tree()
         except DeadlineExceeded as error:
             _log.error("rank %d: %s", self.rank, error)
-        return status
 
     def _spool(self, tree: ProcessTree, folder: Path) -> None:
         pipe_fd, tree.stdout_fd = tree.stdout_fd, None

@@ -37,6 +37,10 @@ SILENCE_S: Final = 150
 """Unanswered keepalives or data end the connection after this long. A safety net only: heartbeats decide who is dead,
 and a host that comes back within ``on_disconnect_s`` (120) must find its connection alive to be told so."""
 
+UNSENT_BYTES: Final = 128 * 1024
+"""Bytes that the kernel takes before it has sent them. On a slow network it would take megabytes, in front of every
+heartbeat and out of sight of ``waiting_bytes``."""
+
 _SILENT: Final = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 
@@ -64,7 +68,7 @@ class ConnectionLost(PeerLost):
 
 
 def configure_tcp(sock: socket.socket) -> None:
-    """No delay for small messages, and keepalives; a socket of another family is left as it is.
+    """No delay for small messages, little unsent, and keepalives; a socket of another family is left as it is.
 
     asyncio sets TCP_NODELAY only where the socket's ``proto`` says TCP, which an accepted socket's may not.
     """
@@ -73,6 +77,7 @@ def configure_tcp(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in (
         (socket.TCP_NODELAY, 1),
+        (socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES),
         (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
         (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
         (socket.TCP_KEEPCNT, SILENCE_S // KEEPALIVE_INTERVAL_S),
