@@ -1,39 +1,74 @@
-"""Tables and lines for ``fdl status``: from a snapshot (state.json) to text. Pure."""
+"""What ``fdl status`` shows: from a snapshot (state.json) to text.
 
+On a terminal a table fits its width; elsewhere every cell stands whole, on one line per row.
+"""
+
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final, TextIO
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 DASH = "–"
+UNBOUNDED_COLUMNS: Final = 100_000
+"""The width where nobody looks: no cell is cut or wrapped."""
+
+HOST_HEADER: Final = ("HOST", "STATE", "RANKS", "HEARD", "ADDRESS")
+RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
+FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
+"""Columns that wrap on a narrow terminal; the others keep their width."""
+
+STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red"}
 
 
-def status_lines(state: Mapping[str, Any], name: str) -> list[str]:
-    """The whole of ``fdl status``."""
+def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
+    """The whole of ``fdl status``, without a line end, as ``stream`` shows it best."""
+    is_screen = stream.isatty()
+    console = Console(
+        file=stream,
+        force_terminal=is_screen,
+        width=None if is_screen else UNBOUNDED_COLUMNS,
+        color_system="auto" if is_screen and not os.environ.get("NO_COLOR") else None,
+        highlight=False,
+    )
+    with console.capture() as capture:
+        for part in status_parts(state, name):
+            console.print(part, soft_wrap=isinstance(part, Text))
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
+
+
+def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
+    """Lines and tables, in order."""
     lines = [f"run {state.get('run_id', '')} ({name})  {_phase(state)}"]
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
-    if shown:
-        lines.append("  ".join(shown))
-    if progress := _progress(state):
-        lines.append(progress)
-    hosts, ranks = _records(state, "hosts"), _records(state, "ranks")
-    if hosts:
-        lines += ["", *table(("HOST", "STATE", "RANKS", "HEARD", "ADDRESS"), [_host_row(host) for host in hosts])]
-    if ranks:
-        header = ("RANK", "HOST", "DEVICE", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
-        lines += ["", *table(header, [_rank_row(rank) for rank in ranks])]
+    lines += ["  ".join(shown)] if shown else []
+    lines += [progress] if (progress := _progress(state)) else []
+    parts: list[RenderableType] = [Text(line) for line in lines]
+    if hosts := _records(state, "hosts"):
+        parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
+    if ranks := _records(state, "ranks"):
+        parts += [Text(), table(RANK_HEADER, [_rank_row(rank) for rank in ranks])]
     losses = state.get("losses")
     if isinstance(losses, list) and losses:
-        lines += ["", f"tolerated losses: {len(losses)}"]
-        lines += [f"  {loss.get('host', '')}: {loss.get('error', '')}" for loss in losses if isinstance(loss, dict)]
-    return lines
+        parts += [Text(), Text(f"tolerated losses: {len(losses)}")]
+        parts += [
+            Text(f"  {loss.get('host', '')}: {loss.get('error', '')}") for loss in losses if isinstance(loss, dict)
+        ]
+    return parts
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as their widest cell; a column without any value is left out."""
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table without lines; a column without any value is left out."""
     columns = [index for index in range(len(header)) if any(row[index] not in ("", DASH) for row in rows)]
-    chosen = [[line[index] for index in columns] for line in (header, *rows)]
-    widths = [max(len(line[index]) for line in chosen) for index in range(len(columns))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in chosen]
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for index in columns:
+        made.add_column(header[index], no_wrap=header[index] not in FREE_TEXT, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(row[index].replace("\n", " "), STYLES.get(row[index], "")) for index in columns))
+    return made
 
 
 def number(value: object, digits: int = 4) -> str:

@@ -6,7 +6,12 @@ Log text is written as it came, but for carriage returns: of a progress bar's up
 import os
 import sys
 import time
-from typing import Final, TextIO
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
 
 REFRESH_S: Final = 0.2
 """Least time between two drawings of the live line."""
@@ -19,47 +24,70 @@ class Terminal:
         self._out = out if out is not None else sys.stdout
         self._err = err if err is not None else sys.stderr
         self.is_live = self._err.isatty() and os.environ.get("TERM", "") != "dumb"
-        self.has_colour = self.is_live and not os.environ.get("NO_COLOR")
+        self._live: Live | None = None
         self._line = ""
         self._is_drawn = False
         self._drawn_at_s = 0.0
 
     def result(self, text: str) -> None:
         """A line of the run's output."""
-        self._erase()
+        self._draw("")
         _write(self._out, text)
-        self._redraw()
+        self.refresh()
 
-    def say(self, text: str, colour: str = "") -> None:
-        """A line of chatter. ``colour`` is an ANSI code such as ``31``."""
-        self._erase()
-        _write(self._err, f"\x1b[{colour}m{text}\x1b[0m" if colour and self.has_colour else text)
-        self._redraw()
+    def say(self, text: str, style: str = "") -> None:
+        """A line of chatter. ``style`` is one of rich's, such as ``red``, for a terminal that shows colours."""
+        if self.is_live and style:
+            from rich.text import Text
+
+            self._console.print(Text(_encodable(text, self._err), style), soft_wrap=True)
+            return
+        self._draw("")
+        _write(self._err, text)
+        self.refresh()
 
     def show(self, line: str) -> None:
         """Replace the live line; does nothing without a terminal."""
         self._line = line
-        now_s = time.monotonic()
-        if self.is_live and now_s - self._drawn_at_s >= REFRESH_S:
-            self._erase()
-            self._redraw()
-            self._drawn_at_s = now_s
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Draw the live line if that was not done just now; to be called again soon."""
+        if self.is_live and self._line and time.monotonic() - self._drawn_at_s >= REFRESH_S:
+            self._draw(self._line)
+            self._drawn_at_s = time.monotonic()
 
     def close(self) -> None:
         """Remove the live line."""
-        self._erase()
         self._line = ""
+        self._draw("")
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
-    def _erase(self) -> None:
-        if self._is_drawn:
-            self._is_drawn = False
-            _write(self._err, "\r\x1b[K", end="")
+    def _draw(self, line: str) -> None:
+        if not line and not self._is_drawn:
+            return
+        from rich.live import Live
+        from rich.text import Text
 
-    def _redraw(self) -> None:
-        if self.is_live and self._line:
-            width = _width(self._err)
-            _write(self._err, self._line[: max(width - 1, 10)], end="")
-            self._is_drawn = True
+        if self._live is None:
+            self._live = Live(
+                console=self._console,
+                auto_refresh=False,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
+        self._is_drawn = bool(line)
+
+    @cached_property
+    def _console(self) -> "Console":
+        from rich.console import Console  # a run that nobody watches does not load it
+
+        return Console(file=self._err, force_terminal=True, highlight=False)
 
 
 def last_update(text: str) -> str:
@@ -68,17 +96,11 @@ def last_update(text: str) -> str:
     return parts[-1] if parts else ""
 
 
-def _width(stream: TextIO) -> int:
-    try:
-        return os.get_terminal_size(stream.fileno()).columns
-    except (OSError, ValueError):
-        return 80
-
-
-def _write(stream: TextIO, text: str, end: str = "\n") -> None:
-    try:
-        stream.write(text + end)
-    except UnicodeEncodeError:
-        encoding = stream.encoding or "ascii"
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + end)
+def _write(stream: TextIO, text: str) -> None:
+    stream.write(_encodable(text, stream) + "\n")
     stream.flush()
+
+
+def _encodable(text: str, stream: TextIO) -> str:
+    encoding = stream.encoding or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)

@@ -37,8 +37,7 @@ QUEUE_LINES: Final = 10_000
 
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
-RED: Final = "31"
-YELLOW: Final = "33"
+RED: Final = "red"
 QUIET_EVENTS: Final = frozenset({"commit", "stray"})
 
 
@@ -89,6 +88,7 @@ class Viewer:
                 state_at_s = now_s
                 self._refresh(now_s)
             self._take_lines(POLL_S)
+            self._terminal.refresh()
             self._enforce_abort()
             self._reap()
             outcome = self._run.read_json("outcome.json")
@@ -211,10 +211,10 @@ class Viewer:
         self._take_lines(0.05)
         self._terminal.close()
         state = self._run.read_json("state.json") or self._state
-        colour = RED if outcome.get("status") == "failed" else ""
+        style = RED if outcome.get("status") == "failed" else ""
         for line in describe_outcome(self._run, outcome, state):
-            self._terminal.say(f"fdl: {line}", colour)
-            colour = ""
+            self._terminal.say(f"fdl: {line}", style)
+            style = ""
         return outcome_exit_code(outcome)
 
     def _vanished(self) -> int:

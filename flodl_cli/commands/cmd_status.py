@@ -13,7 +13,6 @@ from flodl.errors import PeerLost
 from flodl.launch import rundir
 from flodl.launch.control import ControllerClient
 from flodl.launch.rundir import RunDir
-from flodl_cli.render import status_lines
 
 WATCH_EVERY_S: Final = 1.0
 DEFAULT_PORT: Final = 1337
@@ -68,7 +67,9 @@ def _print(state: Mapping[str, Any], name: str, watch: bool, as_json: bool) -> N
     if as_json:
         click.echo(json.dumps(state, indent=None if watch else 1))
         return
-    lines = status_lines(state, name)
+    from flodl_cli.render import status_text  # rich takes longer to import than all else here
+
+    text = status_text(state, name, sys.stdout)
     if watch and sys.stdout.isatty():
         click.clear()
-    click.echo("\n".join(lines))
+    click.echo(text)

@@ -1,8 +1,10 @@
 """Words for a snapshot and for log lines, and what is shown of a run that has ended."""
 
+import io
 import json
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
@@ -11,7 +13,7 @@ from flodl.launch import rundir
 from flodl.launch.rundir import RunDir
 from flodl_cli.commands.cmd_tail import parse_age, parse_ranks
 from flodl_cli.main import cli
-from flodl_cli.render import status_lines, table
+from flodl_cli.render import status_text
 
 STATE = {
     "schema": 1,
@@ -65,7 +67,7 @@ def fdl(*args: str) -> Result:
 
 
 def test_status_shows_hosts_ranks_rates_shares_and_reasons() -> None:
-    text = "\n".join(status_lines(STATE, "digits"))
+    text = status_text(STATE, "digits", io.StringIO())
     for words in (
         "training",
         "epoch 2/5",
@@ -82,11 +84,48 @@ def test_status_shows_hosts_ranks_rates_shares_and_reasons() -> None:
 
 
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
-    assert status_lines({"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}, "n") == ["run x (n)  waiting"]
+    little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
+    assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"
 
 
-def test_table_leaves_out_columns_without_values() -> None:
-    assert table(("A", "B", "C"), [("1", "", "x"), ("22", "", "y")]) == ["A   C", "1   x", "22  y"]
+def test_status_leaves_out_columns_without_values() -> None:
+    lines = status_text(STATE, "digits", io.StringIO()).splitlines()
+    assert lines[-3:] == [
+        "RANK  HOST    DEVICE  STATE    STEPS  RATE     SHARE  WHY",
+        "0     node-a  cpu     live     12     103.8/s  75.0%  –",
+        "1     node-a  cpu     suspect  4      –        25.0%  silent 12 s",
+    ]
+
+
+def test_status_in_a_pipe_is_never_cut_wrapped_or_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    why = "word " * 100 + "[bold] end"
+    state = {**STATE, "phase": why, "ranks": [{**STATE["ranks"][1], "reason": why}]}  # type: ignore[index]
+    text = status_text(state, "digits", io.StringIO())
+    assert text.count(why) == 2
+    assert "\x1b" not in text
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("no_color", "style"), [("", "\x1b[33m"), ("1", "")])
+def test_status_on_a_screen_fits_it_and_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch, no_color: str, style: str
+) -> None:
+    for name, value in {"TERM": "xterm", "COLUMNS": "70", "NO_COLOR": no_color}.items():
+        monkeypatch.setenv(name, value)
+    why = " ".join(f"word{number}" for number in range(30))
+    state = {**STATE, "ranks": [{**STATE["ranks"][1], "reason": why}]}  # type: ignore[index]
+    text = status_text(state, "digits", Screen())
+    assert f"{style}suspect" in text
+    plain = click.unstyle(text)
+    assert all(word in plain for word in why.split())
+    assert max(map(len, plain.splitlines())) <= 70
+    assert (plain == text) == bool(no_color)
 
 
 def test_status_of_an_ended_run_says_how_it_ended(ended: RunDir) -> None:

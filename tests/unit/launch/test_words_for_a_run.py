@@ -3,6 +3,8 @@
 import io
 import os
 import pty
+import re
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -14,6 +16,7 @@ from flodl.launch.headline import describe_outcome, last_lines
 from flodl.launch.progress import Progress, duration, epoch_line, log_line
 from flodl.launch.rundir import RunDir
 from flodl.launch.terminal import Terminal
+from flodl.launch.viewer import RED
 
 FAILURE = {
     "kind": "exception",
@@ -139,40 +142,93 @@ def test_last_lines_keep_an_unfinished_one(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ terminal
+class Screen:
+    """A terminal of 40 columns, and what stands on it."""
+
+    def __init__(self, stream: TextIO, reader: int) -> None:
+        self.stream, self._reader, self.raw = stream, reader, b""
+
+    def rows(self) -> list[str]:
+        """Every row that was written to, without styles."""
+        self.stream.write("\x00")
+        self.stream.flush()
+        while not self.raw.endswith(b"\x00"):
+            self.raw += os.read(self._reader, 4096)
+        rows, row, column = [""], 0, 0
+        for piece in re.findall(r"\x1b\[[?0-9;]*[A-Za-z]|[^\x00]", self.raw.decode()):
+            match piece:
+                case "\r":
+                    column = 0
+                case "\n":
+                    row += 1
+                    rows += [""] * (row == len(rows))
+                case "\x1b[2K":
+                    rows[row] = ""
+                case "\x1b[1A":
+                    row -= 1
+                case _ if piece[0] != "\x1b":
+                    rows[row] = rows[row].ljust(column)[:column] + piece + rows[row][column + 1 :]
+                    column += 1
+        return rows
+
+
 @pytest.fixture
-def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[TextIO, int]]:
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "COLUMNS", "LINES"):
+        monkeypatch.delenv(name, raising=False)
     reader, writer = pty.openpty()
+    termios.tcsetwinsize(writer, (20, 40))
     with open(writer, "w", encoding="utf-8") as stream:
-        yield stream, reader
+        yield Screen(stream, reader)
     os.close(reader)
 
 
-def test_live_line_is_removed_before_output_and_drawn_again(screen: tuple[TextIO, int]) -> None:
-    stream, reader = screen
-    shown = Terminal(out=stream, err=stream)
+@pytest.fixture
+def _undamped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "REFRESH_S", 0.0)
+
+
+@pytest.mark.usefixtures("_undamped")
+def test_live_line_stays_below_the_output(screen: Screen) -> None:
+    shown = Terminal(out=screen.stream, err=screen.stream)
     shown.show("working")
     shown.result("output")
+    shown.say("chatter")
+    shown.say("bad", RED)
+    assert screen.rows() == ["output", "chatter", "bad", "working"]
+
+
+@pytest.mark.usefixtures("_undamped")
+def test_live_line_is_gone_and_the_cursor_back_at_the_end(screen: Screen) -> None:
+    shown = Terminal(out=screen.stream, err=screen.stream)
+    shown.show("working")
     shown.close()
-    expected = b"working\r\x1b[Koutput\r\nworking\r\x1b[K"
-    assert b"".join(os.read(reader, 1) for _ in expected) == expected
+    shown.say("the end", RED)
+    assert screen.rows() == ["the end", ""]
+    assert screen.raw.rfind(b"\x1b[?25h") > screen.raw.rfind(b"\x1b[?25l")
+
+
+@pytest.mark.usefixtures("_undamped")
+def test_live_line_is_never_longer_than_the_terminal_is_wide(screen: Screen) -> None:
+    shown = Terminal(out=screen.stream, err=screen.stream)
+    shown.show("漢" * 100)
+    shown.result("output")
+    shown.close()
+    assert screen.rows()[0] == "output"
+
+
+def test_long_lines_are_left_to_the_terminal(screen: Screen) -> None:
+    Terminal(out=screen.stream, err=screen.stream).say("x" * 100 + " [red] 12", RED)
+    assert screen.rows()[0] == "x" * 100 + " [red] 12"
 
 
 @pytest.mark.parametrize(("variable", "code"), [("", b"\x1b[31mbad\x1b[0m"), ("1", b"bad")])
-def test_no_color_is_honoured(
-    screen: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch, variable: str, code: bytes
-) -> None:
+def test_no_color_is_honoured(screen: Screen, monkeypatch: pytest.MonkeyPatch, variable: str, code: bytes) -> None:
     monkeypatch.setenv("NO_COLOR", variable)
-    stream, reader = screen
-    Terminal(out=stream, err=stream).say("bad", terminal_red())
-    assert os.read(reader, 4096).strip() == code
-
-
-def terminal_red() -> str:
-    from flodl.launch.viewer import RED
-
-    return RED
+    Terminal(out=screen.stream, err=screen.stream).say("bad", RED)
+    screen.rows()
+    assert screen.raw.strip(b"\r\n\x00") == code
 
 
 def test_without_a_terminal_there_are_plain_lines_only() -> None:
@@ -180,7 +236,7 @@ def test_without_a_terminal_there_are_plain_lines_only() -> None:
     shown = Terminal(out, err)
     shown.show("working")
     shown.result("output")
-    shown.say("chatter", "31")
+    shown.say("chatter", RED)
     shown.close()
     assert (out.getvalue(), err.getvalue()) == ("output\n", "chatter\n")
 
@@ -192,11 +248,10 @@ def test_text_that_the_stream_cannot_encode_is_escaped() -> None:
     assert out.read() == "\\xe9\\udcff\n"
 
 
-def test_drawing_is_bounded_in_rate(screen: tuple[TextIO, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_is_bounded_in_rate(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminal, "REFRESH_S", 1000.0)
-    stream, reader = screen
-    shown = Terminal(out=stream, err=stream)
+    shown = Terminal(out=screen.stream, err=screen.stream)
     shown._drawn_at_s = -2000.0
     for number in range(100):
         shown.show(f"step {number}")
-    assert os.read(reader, 4096) == b"step 0"
+    assert screen.rows() == ["step 0"]
