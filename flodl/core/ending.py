@@ -25,6 +25,7 @@ KIND_SILENCE = "silent"
 KIND_HEAD = "head"
 KIND_REFUSED = "refused"
 KIND_STALL = "stall"
+KIND_STATE = "final state"
 
 
 def process_exit_code(code: int, signal: int) -> int:

@@ -18,12 +18,9 @@ from flodl.core.actions import (
     EndRun,
     Failure,
     JobAction,
-    ReceiveState,
     Record,
-    SendHead,
     SendHost,
     Severity,
-    StopHead,
 )
 from flodl.core.admission import disagreement
 from flodl.core.events import (
@@ -38,6 +35,7 @@ from flodl.core.events import (
     StopAsked,
     Ticked,
 )
+from flodl.core.finale import Finale
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.training import Training, TrainingState
@@ -49,7 +47,6 @@ from flodl.messages import (
     Beat,
     EvalDone,
     Evict,
-    FinishRank,
     FromDaemon,
     FromHead,
     FromRank,
@@ -69,8 +66,6 @@ from flodl.messages import (
     RankReady,
     RankSpec,
     Reduced,
-    RunEnded,
-    SendState,
     SpawnRanks,
     StateSent,
     StopHost,
@@ -81,12 +76,6 @@ from flodl.messages import (
 
 TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | EvalDone
 """What only a live rank may say."""
-
-STATE_TIMEOUT_S = 600.0
-"""The final state must reach the controller's disk in this time: 10 GB at 17 MB/s."""
-
-KILL_MARGIN_S = 5.0
-"""A host gets its stop grace and this much more before we call it lost ."""
 
 
 class Phase(StrEnum):
@@ -118,6 +107,7 @@ class JobCore:
         self.phase = Phase.WAITING
         self.ending = end.Ending()
         self.membership = Membership()
+        self.finale = Finale(self.ending, self.membership, settings.has_head, settings.stop_grace_s)
         self.window = JoinWindow(settings.join, opened_s)
         self.liveness = Liveness(settings.liveness)
         self.training: Training | None = None
@@ -126,11 +116,6 @@ class JobCore:
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
-        self._head_code: int | None = None if settings.has_head else 0
-        self.is_head_told = False
-        self._state_from: RankId | None = None
-        self._state_path = ""
-        self._hosts_told = False
         self._deadline_s: float | None = None
         self._window_deadline_s = self.window.next_deadline_s(opened_s)
 
@@ -153,7 +138,8 @@ class JobCore:
             case StopAsked():
                 actions = self._on_stop(event, now_s)
             case StateStored():
-                actions = self._on_state_stored(event, now_s)
+                self.finale.on_state_stored(event.path, event.error)
+                actions = []
             case Stalled(gap_s):
                 self.liveness.forgive(gap_s)
                 actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
@@ -167,7 +153,7 @@ class JobCore:
         """The earliest of everybody's deadlines."""
         if self.phase is Phase.ENDED:
             return None
-        candidates = [self._deadline_s]
+        candidates = [self._deadline_s, self.finale.next_deadline_s()]
         if self.phase is not Phase.ENDING:
             candidates.append(self.liveness.next_deadline_s())
         if self.phase is Phase.WAITING:
@@ -175,6 +161,11 @@ class JobCore:
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             candidates.append(self.training.next_deadline_s())
         return min((at for at in candidates if at is not None), default=None)
+
+    @property
+    def is_head_told(self) -> bool:
+        """True once the head has been told that training is over: its exit is its own from then on."""
+        return self.finale.is_head_told
 
     def check(self) -> None:
         """Raise InvariantViolation when any part contradicts itself."""
@@ -201,6 +192,7 @@ class JobCore:
         refusal = self.window.refusal(hello) if self.phase is Phase.WAITING else "the run has started without it"
         if refusal:
             note = Record("join_refused", Severity.WARNING, f"{hello.host} refused: {refusal}", {"host": hello.host})
+            self.window.refuse(hello.host, refusal)
             return [note, SendHost(hello.host, StopHost(refusal, 0.0)), DropHost(hello.host, refusal)]
         self.window.join(hello)
         self.hosts[hello.host] = hello
@@ -283,7 +275,7 @@ class JobCore:
             case RankFinished():
                 return self._on_finished(rank)
             case StateSent():
-                return self._on_state_sent(host, message)
+                return self.finale.on_state_sent(host, message)
             case StoreRequest():
                 return []
             case _:
@@ -350,8 +342,11 @@ class JobCore:
             RankStatus.DEAD,
         ):
             return self._bury_quietly(rank, "ended")
-        if message.by_us or self.phase is Phase.ENDING:
+        if self.phase is Phase.ENDING:
             return self._bury_quietly(rank, "stopped with the run")
+        if message.by_us:
+            reason = "stopped by its daemon, which leaves the run"
+            return self._lose((rank,), Failure(end.KIND_HOST, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
         if message.signal:
             reason = f"ended by signal {message.signal}"
             return self._lose((rank,), Failure(end.KIND_SIGNAL, host, rank, reason, "", code, message.signal), now_s)
@@ -385,8 +380,7 @@ class JobCore:
         ]
         if self.training is not None:
             actions += self.training.lose(tuple(rank for rank in ranks if rank in was_live), now_s)
-        if self._state_from in ranks:
-            self._state_from = None
+        self.finale.lose(ranks)
         if self.phase in (Phase.STAGING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
         return actions
@@ -420,8 +414,8 @@ class JobCore:
                 assert_never(message)
 
     def _on_head_exited(self, event: HeadExited, now_s: float) -> list[JobAction]:
-        self._head_code = code = end.process_exit_code(event.code, event.signal)
-        if self.ending.is_decided or (self.is_head_told and not code):
+        self.finale.head_code = code = end.process_exit_code(event.code, event.signal)
+        if self.ending.is_decided or (self.finale.is_head_told and not code):
             return []
         error = f"signal {event.signal}" if event.signal else f"code {event.code}"
         message = f"the head (the script on the controller's machine) ended with {error}"
@@ -436,6 +430,8 @@ class JobCore:
         if event.abort:
             self.ending.stop(event.exit_code, f"aborted by {event.source}")
             return [note, *self._end(now_s, grace_s=0.0)]
+        if self.phase is Phase.ENDING:
+            return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
         return [note, *self._stop(event.exit_code, f"stopped by {event.source}", now_s)]
 
     def _stop(self, exit_code: int, message: str, now_s: float) -> list[JobAction]:
@@ -468,22 +464,15 @@ class JobCore:
     def _proceed(self, now_s: float) -> list[JobAction]:
         """Everything that time or the last event has made due."""
         actions = self._pulse(now_s) if self.phase is not Phase.ENDING else []
-        if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
+        if self.phase is Phase.WAITING:
+            actions += self._proceed_waiting(now_s)
+        elif self.phase is Phase.STAGING and not self.membership.with_status(RankStatus.SPAWNED):
+            actions += self._admit(now_s)
+        elif self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             actions += self.training.tick(now_s)
-        match self.phase:
-            case Phase.WAITING:
-                actions += self._proceed_waiting(now_s)
-            case Phase.STAGING:
-                if not self.membership.with_status(RankStatus.SPAWNED):
-                    actions += self._admit(now_s)
-            case Phase.FORMING | Phase.TRAINING:
-                actions += self._proceed_training(now_s)
-            case Phase.FINISHING:
-                actions += self._proceed_finishing(now_s)
-            case Phase.ENDING | Phase.ENDED:
-                pass
-            case _:
-                assert_never(self.phase)
+            actions += self._proceed_training(self.training, now_s)
+        elif self.training is not None and self.phase is Phase.FINISHING:
+            actions += self._proceed_finishing(self.training, now_s)
         return actions + (self._proceed_ending(now_s) if self.phase is Phase.ENDING else [])
 
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
@@ -549,89 +538,41 @@ class JobCore:
         message = f"the head (the script on the controller's machine) did not reach Trainer.run within {grace_s:g} s"
         return self._fail(Failure(end.KIND_HEAD, "", -1, message, "", 1, 0), message, now_s)
 
-    def _proceed_training(self, now_s: float) -> list[JobAction]:
-        training = self.training
-        assert training is not None
+    def _proceed_training(self, training: Training, now_s: float) -> list[JobAction]:
         if training.state is TrainingState.STALLED:
             failure = Failure(end.KIND_STALL, "", -1, training.stalled_reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             self.ending.fail(failure, training.stalled_reason)
             return self._end(now_s, self._settings.stop_grace_s)
         if training.state is TrainingState.FINISHED:
-            self.phase, self._deadline_s = Phase.FINISHING, now_s + STATE_TIMEOUT_S
-            return self._proceed_finishing(now_s)
+            self.phase, self._deadline_s = Phase.FINISHING, None
+            self.finale.begin(now_s)
+            return self._proceed_finishing(training, now_s)
         if self.phase is Phase.FORMING and training.state is TrainingState.RUNNING:
             self.phase = Phase.TRAINING
         if self._deadline_s is not None and now_s >= self._deadline_s:
             return self._end(now_s, self._settings.stop_grace_s)
         return []
 
-    def _proceed_finishing(self, now_s: float) -> list[JobAction]:
-        training = self.training
-        assert training is not None
-        is_late = self._deadline_s is not None and now_s >= self._deadline_s
-        wants_state = self._settings.has_head and self._head_code is None and not self._state_path
-        if (training.evals_pending or wants_state) and self.membership.live and not is_late:
-            if training.evals_pending or self._state_from is not None:
-                return []
-            self._state_from = training.owner
-            assert self._state_from is not None
-            return [SendHost(self.membership[self._state_from].host, SendState(self._state_from))]
-        reason = self.ending.message or "training is complete"
-        actions: list[JobAction] = [
-            SendHost(self.membership[rank].host, FinishRank(rank, reason)) for rank in self.membership.live
-        ]
-        self.phase, self._deadline_s = Phase.ENDING, now_s + self._settings.stop_grace_s + KILL_MARGIN_S
-        return actions + self._tell_head()
-
-    def _on_state_sent(self, host: HostName, message: StateSent) -> list[JobAction]:
-        if message.rank != self._state_from:
-            return []
-        if message.error:
-            failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, "", 1, 0)
-            self.ending.fail(failure, f"the final state could not be sent: {message.error}")
-            self._state_path = "-"
-            return []
-        return [ReceiveState(host, message.rank, message.size_bytes)]
-
-    def _on_state_stored(self, event: StateStored, now_s: float) -> list[JobAction]:
-        if event.error:
-            failure = Failure(end.KIND_STALL, "", -1, event.error, "", 1, 0)
-            self.ending.fail(failure, f"the final state could not be stored: {event.error}")
-        self._state_path = event.path or "-"
-        return []
-
-    def _tell_head(self) -> list[JobAction]:
-        if self.is_head_told or not self._settings.has_head:
-            return []
-        self.is_head_told = True
-        path = "" if self._state_path == "-" else self._state_path
-        return [SendHead(RunEnded(self.ending.status, self.ending.message, path))]
+    def _proceed_finishing(self, training: Training, now_s: float) -> list[JobAction]:
+        if self.finale.is_collecting(training, now_s):
+            return self.finale.collect(training)
+        self.phase = Phase.ENDING
+        return self.finale.dismiss(now_s)
 
     def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
-        """Stop everything: ranks and hosts, and the head unless it is finishing by itself."""
-        self.phase, self._deadline_s = Phase.ENDING, now_s + grace_s + KILL_MARGIN_S
-        self._hosts_told = True
-        reason = self.ending.message or "the run ends"
-        actions: list[JobAction] = [SendHost(host, StopHost(reason, grace_s)) for host in self.hosts]
-        actions += self._tell_head()
-        if self._settings.has_head and self._head_code is None:
-            actions.append(StopHead(grace_s))
-        return actions
+        """Stop everything: ranks and hosts, and the head unless it has ended."""
+        self.phase, self._deadline_s = Phase.ENDING, None
+        return self.finale.stop_all(self.hosts, now_s, grace_s)
 
     def _proceed_ending(self, now_s: float) -> list[JobAction]:
-        is_late = self._deadline_s is not None and now_s >= self._deadline_s
-        actions: list[JobAction] = []
-        if not self._hosts_told and (is_late or not self.membership.live):
-            self._hosts_told = True
-            self._deadline_s = now_s + self._settings.stop_grace_s + KILL_MARGIN_S
-            reason = self.ending.message or "training is complete"
-            return [SendHost(host, StopHost(reason, self._settings.stop_grace_s)) for host in self.hosts]
-        if self.hosts and is_late:
+        actions = self.finale.release_hosts(self.hosts, now_s)
+        if self.finale.is_late(now_s):
             for host in tuple(self.hosts):
                 actions += self._host_gone(host, "did not stop in time", now_s)
-        if not self.hosts:
-            self._deadline_s = None
-            if self._head_code is not None:
-                self.phase = Phase.ENDED
-                return [*actions, EndRun(self.ending.finish(self._head_code))]
-        return actions
+        if self.hosts:
+            return actions
+        self.finale.await_head()
+        if self.finale.head_code is None:
+            return actions
+        self.phase = Phase.ENDED
+        return [*actions, EndRun(self.ending.finish(self.finale.head_code))]
