@@ -99,7 +99,9 @@ class _LocalRank:
 
     @property
     def is_leaving(self) -> bool:
-        """It ends by itself, after its own error too: a signal of ours would hide its exit code."""
+        """It ends by itself, after its own error too, and writes no contribution any more: a signal of ours would hide
+        its exit code.
+        """
         return self.is_finished or self.is_failing
 
 
@@ -281,8 +283,11 @@ class HostCore:
         current = self._round
         if current is None or current.is_reducing or len(current.written) < len(current.order.ranks):
             return []
-        outsiders = [rank for rank in self._running() if rank not in current.order.ranks]
+        strangers = (rank for rank in self._running() if rank not in current.order.ranks)
+        outsiders = [rank for rank in strangers if not self._ranks[rank].is_leaving]
         if outsiders:
+            for rank in outsiders:
+                self._ranks[rank].ended_by_us = True
             return [KillRankTree(rank) for rank in outsiders]
         current.is_reducing = True
         key, ranks = current.order.key, current.order.ranks
