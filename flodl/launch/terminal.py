@@ -24,6 +24,7 @@ class Terminal:
         self._out = out if out is not None else sys.stdout
         self._err = err if err is not None else sys.stderr
         self.is_live = self._err.isatty() and os.environ.get("TERM", "") != "dumb"
+        self.is_interactive = self.is_live and self._out.isatty()
         self._live: Live | None = None
         self._line = ""
         self._is_drawn = False

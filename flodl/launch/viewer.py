@@ -1,7 +1,7 @@
 """Watches a run for the terminal that launched it: progress, logs, and how it ended.
 
 The run does not live here: whatever happens to the viewer, the controller goes on. The first Ctrl-C asks it for an
-orderly stop, the second to end at once; SIGTERM stops in order, SIGHUP leaves the run alone.
+orderly stop, the second to end at once; SIGTERM stops in order, SIGHUP and the key ``d`` leave the run alone.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from typing import Any, Final
 from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
+from flodl.launch.keyboard import Keyboard
 from flodl.launch.progress import Progress, epoch_line, log_line
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
@@ -35,6 +36,8 @@ VANISHED_S: Final = 2.0
 QUEUE_LINES: Final = 10_000
 """A full queue makes the followers wait, and with them the controller's stream: it drops slow readers."""
 
+STDIN: Final = 0
+DETACH: Final = b"d"
 EXIT_INTERRUPTED: Final = 130
 EXIT_TERMINATED: Final = 143
 RED: Final = "red"
@@ -55,6 +58,7 @@ class Viewer:
         self._info = info
         self._terminal = terminal
         self._reap = reap
+        self._keys = Keyboard(STDIN if terminal.is_interactive else None)
         self._client = ControllerClient.of(run, info)
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
         self._signals: deque[int] = deque(maxlen=16)
@@ -64,12 +68,14 @@ class Viewer:
         self._abort_at_s: float | None = None
 
     def watch(self) -> int | Detached:
-        """Show the run until it ends, or until SIGHUP."""
+        """Show the run until it ends, or until ``d`` or SIGHUP."""
         followers = [
             threading.Thread(target=self._follow, args=(path,), daemon=True, name=f"fdl{path}")
             for path in ("/events", "/logs")
         ]
-        with self._signals_caught():
+        with self._signals_caught(), self._keys:
+            if self._keys.is_attentive:
+                self._terminal.say("fdl: Ctrl-C stops the run in order, d detaches")
             for follower in followers:
                 follower.start()
             try:
@@ -84,6 +90,8 @@ class Viewer:
             while self._signals:
                 if self._on_signal(self._signals.popleft()):
                     return Detached()
+            if self._keys.pressed(DETACH):
+                return self._detached()
             if now_s - state_at_s >= STATE_EVERY_S:
                 state_at_s = now_s
                 self._refresh(now_s)
@@ -121,7 +129,8 @@ class Viewer:
         exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         self._stops += 1
         if self._stops == 1:
-            self._terminal.say("fdl: stopping in order; press Ctrl-C again to end it at once")
+            leave = ", d to leave it to itself" if self._keys.is_attentive else ""
+            self._terminal.say(f"fdl: stopping in order; press Ctrl-C again to end it at once{leave}")
             self._ask(signal.Signals(number).name, abort=False, exit_code=exit_code)
         elif self._stops == 2:
             self._terminal.say("fdl: ending at once")
@@ -201,6 +210,12 @@ class Viewer:
     # ---------------------------------------------------------------------------------------------------------- end
     def _is_alive(self) -> bool:
         return process_started(self._info.pid) == self._info.started
+
+    def _detached(self) -> Detached:
+        goes = "stops by itself" if self._stops else "goes on"
+        self._terminal.close()
+        self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl status, fdl tail -f, fdl stop")
+        return Detached()
 
     def _ended(self, outcome: Mapping[str, Any], followers: list[threading.Thread]) -> int:
         deadline_s = time.monotonic() + DRAIN_S
