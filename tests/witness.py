@@ -97,7 +97,10 @@ def _reading_faults(merged_by: dict[int, Counter[int]], log: Path) -> list[str]:
 
 def _ending_faults(seen: Testimony, log: Path, lost: Sequence[int] = ()) -> list[str]:
     """All ranks alike, and join() returned those weights, once, in the head (or the only process)."""
-    finals = {path.stem.removeprefix("final-"): json.loads(path.read_text())["sha256"] for path in log.glob("final-*")}
+    paths = {path.stem.removeprefix("final-"): path for path in log.glob("final-*")}
+    finals = {
+        rank: json.loads(path.read_text())["sha256"] for rank, path in paths.items() if rank not in map(str, lost)
+    }
     joined = [json.loads(path.read_text()) for path in log.glob("joined-*")]
     faults = []
     if len(set(finals.values())) != 1:

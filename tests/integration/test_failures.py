@@ -29,7 +29,7 @@ def marked(name: str) -> object:
     return pytest.param(name, marks=[] if name in REPRESENTATIVES else [pytest.mark.long])
 
 
-@pytest.mark.parametrize("fault", map(marked, FAILS))
+@pytest.mark.parametrize("fault", [marked(name) for name in FAILS])
 def test_failure_of_the_script_on_one_rank_is_the_headline(fdl: Fdl, fault: str) -> None:
     code, words = FAILS[fault]
     run = fdl.job(fault=fault, epochs=10_000, step_ms=5, grandchild=True)
