@@ -3,9 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+from flodl.core.actions import Record, Severity
 from flodl.core.events import HostFailed, JobEvent
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
@@ -32,12 +34,13 @@ class Roster:
         here: str,
         logs: Path,
         post: Callable[[JobEvent], None],
+        note: Callable[[Record], None],
     ) -> None:
         """``token`` in hex; ``controllers`` are addresses that hosts dial, where they are known beforehand; ``here``
-        reaches us on this machine; ``logs`` is the folder of the hosts' logs.
+        reaches us on this machine; ``logs`` is the folder of the hosts' logs; ``note`` keeps what people shall see.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
-        self._here = here
+        self._here, self._note = here, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
@@ -85,7 +88,12 @@ class Roster:
 
         if self._logins is None:
             self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
-        return await start_host(host, bootstrap, log_path, self._logins, self._spec.port)
+        return await start_host(
+            host, bootstrap, log_path, self._logins, self._spec.port, partial(self._warn, host.name)
+        )
+
+    def _warn(self, host: HostName, warning: str) -> None:
+        self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))
 
     async def _see_join(self, host: HostName, daemon: RunningDaemon) -> None:
         joined = asyncio.create_task(self._joined[host].wait())

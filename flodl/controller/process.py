@@ -110,7 +110,13 @@ class Controller:
         self._loop: asyncio.AbstractEventLoop | None = None
         where = format_address(self._address, self._port)
         self._roster = Roster(
-            spec, token.hex(), self._dial_candidates(), format_address(host, self._port), run.logs, self._driver.post
+            spec,
+            token.hex(),
+            self._dial_candidates(),
+            format_address(host, self._port),
+            run.logs,
+            self._driver.post,
+            self._events.add,
         )
         self._head = HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
         self._http = HttpServer(self._view())

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,8 +21,6 @@ from flodl.launch.commands import remote_command
 from flodl.launch.plan import HostPlan
 from flodl.launch.running import START_TIMEOUT_S, DaemonEnded, HostLog, pump, start_failure
 from flodl.launch.ssh_login import Login, log_in
-
-logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S: Final = 5.0
 
@@ -38,7 +36,6 @@ class SshDaemon:
         pumps: list[asyncio.Task[None]],
     ) -> None:
         self.host = host
-        self.warnings = tuple(login.warnings)
         self._login = login
         self._process = process
         self._pumps = pumps
@@ -67,7 +64,12 @@ class SshDaemon:
 
 
 async def start_host(
-    host: HostPlan, bootstrap: Bootstrap, log_path: Path, logins: asyncio.Semaphore, port: int
+    host: HostPlan,
+    bootstrap: Bootstrap,
+    log_path: Path,
+    logins: asyncio.Semaphore,
+    port: int,
+    warn: Callable[[str], None],
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
 
@@ -78,6 +80,7 @@ async def start_host(
         log_path: where everything that the host prints goes.
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
         port: the controller's.
+        warn: told of what the user's own options weaken, as soon as the login stands.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
@@ -88,7 +91,7 @@ async def start_host(
     async with logins:
         login = await log_in(host.ssh, host.name)
     for warning in login.warnings:
-        logger.warning("ssh_warning %s", warning)
+        warn(warning)
     try:
         controllers = _controllers(host, bootstrap.controllers, login, port)
         return await _start(host, dataclasses.replace(bootstrap, controllers=controllers), login, log)

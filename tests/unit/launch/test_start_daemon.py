@@ -29,7 +29,7 @@ def run(body: Callable[[], Awaitable[Any]]) -> Any:
 
 @contextlib.asynccontextmanager
 async def started(site: SshSite, host: HostPlan, bootstrap: Bootstrap, log: Path) -> AsyncIterator[ssh.SshDaemon]:
-    daemon = await ssh.start_host(host, bootstrap, log, asyncio.Semaphore(8), PORT)
+    daemon = await ssh.start_host(host, bootstrap, log, asyncio.Semaphore(8), PORT, [].append)
     try:
         yield daemon
     finally:
