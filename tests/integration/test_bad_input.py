@@ -93,7 +93,7 @@ def test_model_factory_that_raises_is_the_headline(fdl: Fdl) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ({"size": 0}, "dataset has length 0"),
+        pytest.param({"size": 0}, "dataset has length 0", marks=pytest.mark.long),
         ({"size": 5, "batch_size": 6}, "batch_size 6 is larger than the dataset of 5 samples; lower batch_size"),
     ],
 )

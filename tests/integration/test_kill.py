@@ -40,7 +40,15 @@ def test_killed_launcher_leaves_a_run_that_goes_on_and_is_found(fdl: Fdl, tmp_pa
     run.wait_until_clean()
 
 
-@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence", "cpu_sync", "nccl_sync"])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "cpu_cadence",
+        "nccl_cadence",
+        pytest.param("cpu_sync", marks=pytest.mark.long),
+        pytest.param("nccl_sync", marks=pytest.mark.long),
+    ],
+)
 def test_killed_rank_is_survived_without_losing_a_sample(fdl: Fdl, tmp_path: Path, mode: str) -> None:
     run = finite(fdl, tmp_path / "log", options=("--local", 3), mode=mode)
 
@@ -55,6 +63,7 @@ def test_killed_rank_is_survived_without_losing_a_sample(fdl: Fdl, tmp_path: Pat
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_killed_rank_that_leaves_a_collective_mode_alone_stops_the_run(fdl: Fdl) -> None:
     run = endless(fdl, mode="nccl_cadence")
 

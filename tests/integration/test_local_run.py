@@ -81,6 +81,7 @@ def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_abort_ends_the_run_at_once(fdl: Fdl) -> None:
     run = fdl.job(step_ms=20, epochs=10_000, grandchild=True)
     run.wait_for_training()
@@ -90,7 +91,9 @@ def test_abort_ends_the_run_at_once(fdl: Fdl) -> None:
     run.wait_until_clean()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)]
+)
 def test_signal_to_the_launcher_stops_the_run_in_order(fdl: Fdl, number: signal.Signals, code: int) -> None:
     run = fdl.job(step_ms=20, epochs=10_000)
     run.wait_for_training()
