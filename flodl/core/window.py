@@ -90,8 +90,9 @@ class JoinWindow:
         self._absent[host] = Absence(host, "join", reason, "see the host's daemon log")
 
     def fail(self, absence: Absence) -> None:
-        """The host could not be brought up."""
-        self._absent[absence.host] = absence
+        """The host could not be brought up; one that has joined all the same stays."""
+        if absence.host not in self._joined:
+            self._absent[absence.host] = absence
 
     def devices(self) -> Sequence[tuple[HostName, Device]]:
         """Every device offered, in the order of ranks: the cluster file's, or the roster's."""
