@@ -66,10 +66,6 @@ class Formation:
             bool(self.errors) or (self._deadline_s is not None and now_s >= self._deadline_s)
         )
 
-    def missing(self) -> tuple[RankId, ...]:
-        """The ranks that have not formed."""
-        return tuple(rank for rank in self.ranks if rank not in self._formed)
-
     def next_deadline_s(self) -> float | None:
         """When the attempt is given up."""
         return self._deadline_s

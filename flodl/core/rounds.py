@@ -7,7 +7,7 @@ error; a report of another version or key changes nothing; a dropped rank's repo
 places, no time and no messages' transport.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -155,11 +155,6 @@ class Round:
     def reduce_ms(self) -> float:
         """The slowest participant's time in the attempt."""
         return max((report.reduce_ms for report in self._reduced.values()), default=0.0)
-
-    def divergence(self, ranks: Iterable[RankId]) -> float:
-        """Mean of ``‖pre − post‖ / ‖post‖`` over those of ``ranks`` that reported."""
-        values = [self._reduced[rank].divergence for rank in ranks if rank in self._reduced]
-        return sum(values) / len(values) if values else 0.0
 
     def missing(self) -> tuple[RankId, ...]:
         """Who has not answered yet: the participants of an attempt, or the ranks still in their window."""

@@ -1,0 +1,142 @@
+"""Who has come, and whether that is enough."""
+
+from dataclasses import replace
+
+import pytest
+
+from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
+from flodl.messages import Device, HostHello
+
+OPENED_S = 1000.0
+SETTINGS = JoinSettings(("a", "b"), join_timeout_s=300.0, max_join_timeout_s=600.0)
+
+
+def hello(host: str, devices: int = 1) -> HostHello:
+    offered = tuple(Device("cpu", index) for index in range(devices))
+    return HostHello(host, 1, host, "10.0.0.1", offered, 4, "3.11", "2.13", "0.1")
+
+
+def a_window(**settings: object) -> JoinWindow:
+    return JoinWindow(replace(SETTINGS, **settings), OPENED_S)  # type: ignore[arg-type]
+
+
+def test_run_starts_when_the_whole_roster_has_joined() -> None:
+    window = a_window()
+    assert window.verdict(OPENED_S) is Verdict.WAIT
+    window.join(hello("b", 2))
+    assert window.verdict(OPENED_S) is Verdict.WAIT
+    window.join(hello("a"))
+    assert window.verdict(OPENED_S) is Verdict.START
+    assert list(window.joined) == ["a", "b"]
+    assert window.devices() == [("a", Device("cpu", 0)), ("b", Device("cpu", 0)), ("b", Device("cpu", 1))]
+
+
+def test_ranks_of_the_cluster_file_order_the_devices() -> None:
+    window = a_window(ranks={"a": (1,), "b": (0, 2)})
+    window.join(hello("a"))
+    window.join(hello("b", 2))
+    assert window.devices() == [("b", Device("cpu", 0)), ("a", Device("cpu", 0)), ("b", Device("cpu", 1))]
+
+
+def test_ranks_that_do_not_cover_the_devices_order_nothing() -> None:
+    window = a_window(ranks={"a": (1,)})
+    window.join(hello("a"))
+    window.join(hello("b"))
+    assert window.devices() == [("a", Device("cpu", 0)), ("b", Device("cpu", 0))]
+
+
+@pytest.mark.parametrize(
+    ("who", "reason"),
+    [
+        (hello("c"), "host c is not in this run's roster (a, b)"),
+        (hello("a"), "host a has already joined this run"),
+        (hello("b", 0), "host b offers no device"),
+        (hello("b", 2), "host b offers 2 device(s) for ranks [0]"),
+        (hello("b", 1), ""),
+    ],
+)
+def test_host_that_may_not_join_is_told_why(who: HostHello, reason: str) -> None:
+    window = a_window(ranks={"b": (0,)})
+    window.join(hello("a"))
+    assert window.refusal(who) == reason
+
+
+def test_target_of_ranks_starts_before_the_roster_is_complete() -> None:
+    window = a_window(target_ranks=2)
+    window.join(hello("a"))
+    assert window.verdict(OPENED_S) is Verdict.WAIT
+    window.leave("a", "reset")
+    window.join(hello("b", 2))
+    assert window.verdict(OPENED_S) is Verdict.START
+
+
+def test_quorum_starts_when_the_join_timeout_has_passed() -> None:
+    window = a_window(min_rank_start=2)
+    window.join(hello("b", 2))
+    assert window.next_deadline_s(OPENED_S) == OPENED_S + 300
+    assert window.verdict(OPENED_S + 299.9) is Verdict.WAIT
+    assert window.verdict(OPENED_S + 300) is Verdict.START
+
+
+@pytest.mark.parametrize("least", [0, 2])
+def test_too_few_fail_at_the_hard_limit(least: int) -> None:
+    window = a_window(min_rank_start=least)
+    window.join(hello("a"))
+    assert window.verdict(OPENED_S + 300) is Verdict.WAIT
+    assert window.next_deadline_s(OPENED_S + 300) == OPENED_S + 600
+    assert window.verdict(OPENED_S + 599.9) is Verdict.WAIT
+    assert window.verdict(OPENED_S + 600) is Verdict.FAIL
+
+
+def test_host_that_failed_is_not_waited_for() -> None:
+    absence = Absence("b", "auth", "permission denied", "add your key")
+    for least, verdict in ((0, Verdict.FAIL), (1, Verdict.START), (2, Verdict.FAIL)):
+        window = a_window(min_rank_start=least)
+        window.fail(absence)
+        assert window.verdict(OPENED_S) is Verdict.WAIT
+        window.join(hello("a"))
+        assert window.verdict(OPENED_S) is verdict
+        assert window.absences() == (absence,)
+
+
+def test_failure_of_a_host_that_has_joined_means_nothing() -> None:
+    window = a_window()
+    window.join(hello("a"))
+    window.fail(Absence("a", "start", "the ssh session ended", ""))
+    window.join(hello("b"))
+    assert window.verdict(OPENED_S) is Verdict.START
+    assert window.absences() == ()
+
+
+def test_host_that_left_may_come_back() -> None:
+    window = a_window()
+    window.join(hello("a"))
+    window.join(hello("b"))
+    window.leave("b", "connection lost")
+    assert window.absences() == (Absence("b", "join", "connection lost", "see the host's daemon log"),)
+    assert window.verdict(OPENED_S) is Verdict.FAIL
+    window.join(hello("b"))
+    assert window.verdict(OPENED_S) is Verdict.START
+
+
+def test_leaving_without_having_joined_is_an_absence() -> None:
+    window = a_window()
+    window.leave("a", "connection lost")
+    assert [absence.reason for absence in window.absences()] == ["connection lost", "has not joined"]
+
+
+def test_refused_host_of_the_roster_is_named_as_absent() -> None:
+    window = a_window()
+    window.join(hello("a"))
+    for host in ("a", "b", "c"):
+        window.refuse(host, "no device")
+    assert [(absence.host, absence.reason) for absence in window.absences()] == [("b", "refused: no device")]
+
+
+def test_absences_name_who_never_came_in_roster_order() -> None:
+    window = a_window(roster=("x", "a", "b"))
+    window.join(hello("a"))
+    window.fail(Absence("b", "resolve", "no such host", ""))
+    assert [(absence.host, absence.stage, absence.reason) for absence in window.absences()] == [
+        ("x", "join", "has not joined"), ("b", "resolve", "no such host"),
+    ]  # fmt: skip
