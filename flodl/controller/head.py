@@ -1,4 +1,8 @@
-"""The head's process: the user's script on this machine, in head role, under a warden that ends it if we vanish."""
+"""The head's process: the user's script on this machine, in head role.
+
+Either we start it, under a warden that ends it if we vanish, or it has started us (auto-promotion) and is not ours to
+end.
+"""
 
 import asyncio
 import contextlib
@@ -75,6 +79,9 @@ class HeadProcess:
             with contextlib.suppress(DeadlineExceeded):
                 await self._tree.kill_tree()
 
+    def disconnected(self) -> None:
+        """Its connection has ended, which says nothing: its process is our child and tells by its end."""
+
     def _spawn(self, parent_fd: int) -> ProcessTree:
         spec = self._spec
         ticket = {"run_id": spec.run_id, "address": self._address, "token_file": str(self._token_path)}
@@ -114,3 +121,41 @@ class HeadProcess:
     def _keep(self, name: str, data: bytes) -> None:
         self._logs.append(HEAD, name, self._offsets[name], data)
         self._offsets[name] += len(data)
+
+
+class PromotedHead:
+    """The script that started this controller. It may do anything after its run, so we only stop waiting for it."""
+
+    def __init__(self, pid: int, is_told: Callable[[], bool]) -> None:
+        """``is_told``: whether the head knows how the run ended; one that leaves before has failed."""
+        self._pid, self._is_told = pid, is_told
+        self._has_left = asyncio.Event()
+
+    async def live(self, post: Callable[[JobEvent], None]) -> None:
+        """Report that it has left: its connection or its process has ended, or nobody waits for it any more."""
+        try:
+            fd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            post(HeadExited(1, 0))
+            return
+        loop = asyncio.get_running_loop()
+        loop.add_reader(fd, self._has_left.set)
+        try:
+            await self._has_left.wait()
+            post(HeadExited(0 if self._is_told() else 1, 0))
+        finally:
+            loop.remove_reader(fd)
+            os.close(fd)
+
+    async def stop(self, grace_s: float) -> None:
+        """Give it ``grace_s`` to leave by itself."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._has_left.wait(), grace_s)
+        self._has_left.set()
+
+    async def kill(self) -> None:
+        """Nothing: the script, with all that it started, is its user's."""
+
+    def disconnected(self) -> None:
+        """Its connection has ended: the run is of no more interest to it."""
+        self._has_left.set()

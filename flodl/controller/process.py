@@ -17,7 +17,7 @@ from typing import Any, Final, assert_never
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
 from flodl.controller.bulk import Arrived, BulkHub
-from flodl.controller.head import HeadProcess
+from flodl.controller.head import HeadProcess, PromotedHead
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
 from flodl.core import actions as act
@@ -118,7 +118,11 @@ class Controller:
             self._driver.post,
             self._events.add,
         )
-        self._head = HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
+        self._head: HeadProcess | PromotedHead = (
+            HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
+            if spec.spawns_head
+            else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
+        )
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
 
@@ -153,8 +157,7 @@ class Controller:
                 ]
                 self._announce()
                 services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
-                if self._spec.spawns_head:
-                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in services:
@@ -267,9 +270,8 @@ class Controller:
             while True:
                 await self._driver.put(ev.HeadSaid(await stream.receive()))  # type: ignore[arg-type]  # FromHead
         except (PeerLost, ProtocolError) as error:
-            if not self._spec.spawns_head:  # its process is not our child: the connection is all we see of it
-                self._driver.post(ev.HeadExited(0 if self._core.is_head_told else 1, 0))
             _log.info("%s", error)
+            self._head.disconnected()
         finally:
             self._head_stream = None
 
@@ -436,7 +438,7 @@ class Controller:
         self._save_outcome(self._outcome)
         _log.info("run %s: exit code %d %s", self._outcome.status, self._outcome.exit_code, self._outcome.message)
         if self._head_stream is not None:
-            self._head_stream.abort()
+            await self._head_stream.close(FAREWELL_S)  # a head that is not ours to end has its result to read
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._http.until_read(), LAST_READERS_S)
 

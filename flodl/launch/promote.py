@@ -4,6 +4,7 @@ The controller is started as ``fdl launch`` would start it; the ranks' output is
 watches. The script's own signals stay its own.
 """
 
+import atexit
 import contextlib
 import os
 import sys
@@ -14,17 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flodl.config.address import format_address
-from flodl.errors import PeerLost
+from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, start_controller
 from flodl.launch.plan import plan
 from flodl.launch.progress import epoch_line, log_line
+from flodl.launch.rundir import run_name
 from flodl.launch.terminal import Terminal
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
 
 RETRY_S: Final = 0.2
+QUIET_S: Final = 0.3
+DRAIN_S: Final = 1.0
+"""When the script ends, lines of the run are still shown until none came for ``QUIET_S``, for ``DRAIN_S`` at most."""
 
 
 def promote(cluster: object) -> Mapping[str, Any]:
@@ -43,9 +48,7 @@ def promote(cluster: object) -> Mapping[str, Any]:
     """
     options = LaunchOptions(tuple(sys.orig_argv[1:]), name=Path(sys.argv[0]).stem, spawns_head=False)
     started = start_controller(plan(_spec(cluster), local_request(options)))
-    terminal = Terminal()
-    for path in ("/logs", "/events"):
-        threading.Thread(target=_echo, args=(started, path, terminal), daemon=True, name=f"fdl{path}").start()
+    _Echo(started).start()
     return {
         "run_id": started.run.run_id,
         "address": format_address(started.info.address, started.info.port),
@@ -69,16 +72,51 @@ def _spec(cluster: object) -> "ClusterSpec":
     return spec
 
 
-def _echo(started: StartedRun, path: str, terminal: Terminal) -> None:
-    client, cursor = ControllerClient.of(started.run, started.info), 0
-    while started.process.poll() is None:
-        with contextlib.suppress(PeerLost):
-            for line in client.follow(path, {"cursor": cursor, "follow": 1}):
-                cursor = int(line.get("cursor", line.get("seq", cursor)))
-                if path == "/logs":
-                    terminal.result(log_line(line))
-                elif line.get("event") == "epoch":
-                    terminal.result(epoch_line(line.get("fields") or {}))
-                elif line.get("severity") in ("warning", "critical"):
-                    terminal.result(f"fdl: {line.get('event')}: {line.get('detail')}")
-        time.sleep(RETRY_S)
+class _Echo:
+    """Shows the run's output in the script's own, until the script ends."""
+
+    def __init__(self, started: StartedRun) -> None:
+        self._started = started
+        self._terminal = Terminal()
+        self._lock = threading.Lock()
+        self._shown_at_s = 0.0
+        self._has_ended = False
+
+    def start(self) -> None:
+        """Name the run, and show what comes from now on."""
+        run, info = self._started.run, self._started.info
+        self._terminal.say(f"fdl: run {run.run_id} ({run_name(run)}) on {info.address}:{info.port}")
+        for path in ("/logs", "/events"):
+            threading.Thread(target=self._follow, args=(path,), daemon=True, name=f"fdl{path}").start()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Let the last lines arrive, then be silent: a thread that prints while the interpreter ends can abort it."""
+        deadline_s = time.monotonic() + DRAIN_S
+        while (now_s := time.monotonic()) < deadline_s and now_s - self._shown_at_s < QUIET_S:
+            time.sleep(RETRY_S / 4)
+        with self._lock:
+            self._has_ended = True
+
+    def _follow(self, path: str) -> None:
+        client, cursor = ControllerClient.of(self._started.run, self._started.info), 0
+        while self._started.process.poll() is None:
+            with contextlib.suppress(FlodlError, ValueError, TypeError):
+                for line in client.follow(path, {"cursor": cursor, "follow": 1}):
+                    cursor = int(line.get("cursor", line.get("seq", cursor)))
+                    self._show(path, line)
+            time.sleep(RETRY_S)
+
+    def _show(self, path: str, line: Mapping[str, Any]) -> None:
+        if path == "/logs":
+            text = log_line(line)
+        elif line.get("event") == "epoch":
+            text = epoch_line(line.get("fields") or {})
+        elif line.get("severity") in ("warning", "critical"):
+            text = f"fdl: {line.get('event')}: {line.get('detail')}"
+        else:
+            return
+        with self._lock:
+            if not self._has_ended:
+                self._terminal.result(text)
+                self._shown_at_s = time.monotonic()
