@@ -424,3 +424,21 @@ def test_close_wakes_the_thread_that_waits() -> None:
     sender.close()
 
     assert losses in ([Loss.EOF], [Loss.CLOSED])
+
+
+def test_the_kernel_takes_little_that_it_has_not_sent() -> None:
+    """What waits for a slow network must wait where ``waiting_bytes`` counts it, not in front of every heartbeat."""
+
+    async def scenario() -> int:
+        ours, theirs = tcp_pair()
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+        stream = await stream_over(ours)
+        for number in range(300):
+            stream.send(chunk(number, 65536))
+            await asyncio.sleep(0)
+        waiting = stream.waiting_bytes
+        stream.abort()
+        theirs.close()
+        return waiting
+
+    assert 300 * 65536 - run(scenario) < 1 << 20
