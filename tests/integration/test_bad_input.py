@@ -1,6 +1,7 @@
 """Bad input: one clear message with what to do, the right exit code, and nothing left running."""
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,8 +67,10 @@ def test_missing_script_is_named(fdl: Fdl) -> None:
 def test_port_in_use_is_named_within_two_seconds(fdl: Fdl, tmp_path: Path, taken_port: int) -> None:
     path = cluster_file(tmp_path / "c.yml", taken_port)
 
+    started_s = time.monotonic()
     done = fdl.call("launch", "-c", str(path), str(JOB))
 
+    assert time.monotonic() - started_s < 2 * fdl.deadline_factor
     assert (done.returncode, no_run_was_started(fdl)) == (3, True)
     assert f"port {taken_port}" in done.stderr
     assert "controller.port" in done.stderr

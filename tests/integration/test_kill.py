@@ -22,9 +22,9 @@ def endless(fdl: Fdl, **flags: object) -> Launched:
 
 
 def finite(fdl: Fdl, log: Path, **flags: object) -> Launched:
-    """Long enough to be hit in the middle: 400 batches at 50 a second and rank."""
+    """Long enough to be hit in the middle: 400 batches at 25 a second and rank."""
     log.mkdir()
-    run = fdl.job(step_ms=20, size=1603, batch_size=8, epochs=2, log=log, grandchild=True, **flags)
+    run = fdl.job(step_ms=40, size=1603, batch_size=8, epochs=2, log=log, grandchild=True, **flags)
     run.wait_for_training(version=2)
     return run
 

@@ -23,7 +23,7 @@ def test_help_does_without_torch(fdl: Fdl) -> None:
 
 @pytest.mark.parametrize("mode", ["cpu_cadence", pytest.param("nccl_cadence", marks=pytest.mark.long)])
 def test_slow_rank_does_a_third_of_the_batches_and_holds_nobody_up(mode: str) -> None:
-    figures = measure(mode, batches=400, epochs=3)
+    figures = measure(mode, batches=200, epochs=3)
 
     assert SLOW_SHARE[0] <= figures.slow_share <= SLOW_SHARE[1], figures
     assert figures.efficiency >= LEAST_EFFICIENCY, figures

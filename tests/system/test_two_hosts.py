@@ -38,7 +38,7 @@ def endless(fdl: Fdl, cluster: Path, **flags: object) -> Launched:
 
 
 def finite(fdl: Fdl, cluster: Path, log: Path, **flags: object) -> Launched:
-    run = fdl.job(options=("-c", cluster), step_ms=20, size=1603, batch_size=8, log=log, grandchild=True, **flags)
+    run = fdl.job(options=("-c", cluster), step_ms=40, size=1603, batch_size=8, log=log, grandchild=True, **flags)
     run.wait_for_training(version=2)
     return run
 
@@ -101,7 +101,7 @@ def test_killed_daemon_leaves_its_host_clean_and_the_others_go_on(
     assert run.wait() == 0, run.story()
     seen = witness_run(run.folder, log, size=1603, epochs=2, lost=[1, 2])
     assert (seen.faults, seen.samples) == ([], 3206)
-    assert "2 loss(es) were tolerated" in run.stderr
+    assert f"1 loss(es) were tolerated: host {hosts.hosts[1].name}" in run.stderr
     run.wait_until_clean()
 
 
