@@ -27,7 +27,7 @@ class Terminal:
         self.is_interactive = self.is_live and self._out.isatty()
         self._live: Live | None = None
         self._line = ""
-        self._is_drawn = False
+        self._drawn = ""
         self._drawn_at_s = 0.0
 
     def result(self, text: str) -> None:
@@ -53,8 +53,8 @@ class Terminal:
         self.refresh()
 
     def refresh(self) -> None:
-        """Draw the live line if that was not done just now; to be called again soon."""
-        if self.is_live and self._line and time.monotonic() - self._drawn_at_s >= REFRESH_S:
+        """Draw the live line where it has changed, if that was not done just now; to be called again soon."""
+        if self.is_live and self._line != self._drawn and time.monotonic() - self._drawn_at_s >= REFRESH_S:
             self._draw(self._line)
             self._drawn_at_s = time.monotonic()
 
@@ -67,7 +67,7 @@ class Terminal:
             self._live = None
 
     def _draw(self, line: str) -> None:
-        if not line and not self._is_drawn:
+        if line == self._drawn:
             return
         from rich.live import Live
         from rich.text import Text
@@ -82,7 +82,7 @@ class Terminal:
             )
             self._live.start()
         self._live.update(Text(line, no_wrap=True, overflow="ellipsis"), refresh=True)
-        self._is_drawn = bool(line)
+        self._drawn = line
 
     @cached_property
     def _console(self) -> "Console":
