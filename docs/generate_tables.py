@@ -26,7 +26,7 @@ from pydantic import BaseModel
 import flodl_cli.main
 from flodl import messages
 from flodl.config.model import ClusterSpec
-from flodl.core import elche, formation, job, rounds, training
+from flodl.core import elche, finale, formation, rounds, training
 from flodl.core import events as ev
 from flodl.core.rank import RankCore, RankState
 from flodl.ids import Grant, RoundKey, Span
@@ -145,7 +145,7 @@ def core_limits() -> str:
         (
             (formation, ("FORMATION_TIMEOUT_S", "MAX_ATTEMPTS")),
             (training, ("PATIENCE_S", "MAX_ROUND_ATTEMPTS", "MAX_NONFINITE_ROUNDS")),
-            (job, ("STATE_TIMEOUT_S", "KILL_MARGIN_S")),
+            (finale, ("STATE_TIMEOUT_S", "KILL_MARGIN_S")),
         )
     )
 
