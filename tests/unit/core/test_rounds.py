@@ -144,15 +144,15 @@ def test_each_attempt_has_a_key_of_its_own() -> None:
 
 def test_attempt_starts_only_when_all_windows_are_gathered() -> None:
     collecting = a_round(0, 1)
-    with pytest.raises(InvariantViolation, match="^round 5 started while collecting$"):
+    with pytest.raises(InvariantViolation, match=r"^round 5 started while collecting$"):
         collecting.start(2)
     running = reducing(0, 1)
-    with pytest.raises(InvariantViolation, match="^round 5 started while reducing$"):
+    with pytest.raises(InvariantViolation, match=r"^round 5 started while reducing$"):
         running.start(2)
 
 
 def test_only_a_running_attempt_is_aborted() -> None:
-    with pytest.raises(InvariantViolation, match="^round 5 aborted while gathered$"):
+    with pytest.raises(InvariantViolation, match=r"^round 5 aborted while gathered$"):
         gathered(0).abort()
 
 

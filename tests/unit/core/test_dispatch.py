@@ -1,0 +1,128 @@
+"""Plans of windows: who does how much, from which leases."""
+
+import pytest
+
+from flodl.core.dispatch import AHEAD_BATCHES, SYNC_LEAD_BATCHES, Dispatch
+from flodl.core.elche import ElChe, WindowTiming
+from flodl.core.pool import Pool
+from flodl.errors import InvariantViolation
+from flodl.ids import Grant, RankId, Span
+from flodl.messages import CadenceSettings, Mode, WindowPlan
+
+BATCH_SIZE = 4
+
+
+class Epoch:
+    """An epoch of ``batches`` batches under ``settings``, planned window by window."""
+
+    def __init__(self, settings: CadenceSettings, batches: int, live: tuple[RankId, ...] = (0, 1)) -> None:
+        self.elche = ElChe(settings, live)
+        self.pool = Pool(0, batches * BATCH_SIZE, BATCH_SIZE, merge_single_tail=False)
+        self.dispatch, self.live, self.batches = Dispatch(settings), live, batches
+
+    def plan(self, version: int = 0) -> dict[RankId, WindowPlan]:
+        return self.dispatch.plan(version, self.live, self.elche, self.pool, self.batches)
+
+    def train(self, steps: dict[RankId, int]) -> None:
+        for rank, done in steps.items():
+            self.pool.train(rank, done * BATCH_SIZE)
+            self.pool.merge(rank)
+        self.dispatch.settle(steps)
+
+
+def measured(settings: CadenceSettings, batches: int, ms: dict[RankId, float]) -> Epoch:
+    epoch = Epoch(settings, batches, tuple(ms))
+    epoch.elche.observe({rank: WindowTiming(10, cost, cost, 10 * cost) for rank, cost in ms.items()}, 0.0)
+    return epoch
+
+
+def test_cadence_plans_what_elche_counts_and_leases_ahead() -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 400, {0: 1.0, 1: 2.0})
+    plans = epoch.plan(version=3)
+    assert plans[0] == WindowPlan(0, 3, 20, 20, (Grant(0, (Span(0, 88),)),))
+    assert plans[1] == WindowPlan(1, 3, 10, 10, (Grant(0, (Span(88, 48),)),))
+    assert epoch.pool.held_batches(0) == 20 + AHEAD_BATCHES
+
+
+def test_next_window_leases_only_what_is_not_held() -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 400, {0: 1.0, 1: 2.0})
+    epoch.plan()
+    epoch.train({0: 20, 1: 10})
+    plans = epoch.plan(version=1)
+    assert [plan.grants[0].samples for plan in plans.values()] == [80, 40]
+
+
+def test_nothing_is_leased_ahead_near_the_end() -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 60, {0: 1.0, 1: 2.0})
+    plans = epoch.plan()
+    assert [plan.grants[0].samples for plan in plans.values()] == [80, 40]
+
+
+def test_last_window_of_an_epoch_is_exactly_what_is_left() -> None:
+    epoch = measured(CadenceSettings(Mode.CPU_CADENCE, anchor=10), 40, {0: 1.0, 1: 2.0})
+    epoch.plan()
+    epoch.train({0: 20, 1: 10})
+    plans = epoch.plan()
+    assert sum(plan.max_steps for plan in plans.values()) == 10
+    assert all(plan.min_steps == plan.max_steps for plan in plans.values())
+    assert epoch.pool.free_samples == 0
+
+
+def test_rank_that_gets_nothing_of_the_tail_is_planned_without_a_grant() -> None:
+    epoch = measured(CadenceSettings(Mode.CPU_CADENCE, anchor=10), 2, {0: 1.0, 1: 9.0})
+    plans = epoch.plan()
+    assert sorted(plan.max_steps for plan in plans.values()) == [0, 2]
+    assert next(plan for plan in plans.values() if not plan.max_steps).grants == ()
+
+
+def test_sync_asks_for_one_step_and_allows_a_share() -> None:
+    epoch = Epoch(CadenceSettings(Mode.NCCL_SYNC), 100)
+    plans = epoch.plan()
+    assert {(plan.min_steps, plan.max_steps) for plan in plans.values()} == {(1, SYNC_LEAD_BATCHES)}
+    assert {epoch.pool.held_batches(rank) for rank in (0, 1)} == {SYNC_LEAD_BATCHES + AHEAD_BATCHES}
+
+
+def test_sync_shares_shrink_by_what_is_done() -> None:
+    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
+    epoch.plan()
+    epoch.train({0: 10, 1: 3})
+    plans = epoch.plan()
+    assert (plans[0].min_steps, plans[0].max_steps) == (0, 0)
+    assert (plans[1].min_steps, plans[1].max_steps) == (1, 7)
+    assert plans[0].grants == ()
+
+
+@pytest.mark.parametrize(("lead", "most"), [(0, 1), (3, 4)])
+def test_batch_diff_bounds_the_lead_of_sync(lead: int, most: int) -> None:
+    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC, max_batch_diff=lead), 100)
+    assert {plan.max_steps for plan in epoch.plan().values()} == {most}
+
+
+def test_sync_shares_are_dealt_anew_when_a_rank_is_lost() -> None:
+    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
+    epoch.plan()
+    epoch.train({0: 2, 1: 2})
+    epoch.pool.reclaim(1)
+    epoch.elche.remove_rank(1)
+    epoch.live = (0,)
+    plans = epoch.plan()
+    assert plans.keys() == {0}
+    assert (plans[0].min_steps, plans[0].max_steps) == (1, 16)
+    epoch.dispatch.settle({1: 5})
+    assert epoch.pool.remaining_batches == 16
+
+
+def test_samples_that_came_back_are_dealt_again() -> None:
+    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 4)
+    epoch.plan()
+    epoch.pool.train(0, 2 * BATCH_SIZE)
+    epoch.pool.untrain(0)
+    epoch.train({1: 2})
+    epoch.dispatch.settle({0: 2})
+    assert sum(plan.max_steps for plan in epoch.plan().values()) == 2
+
+
+@pytest.mark.parametrize("mode", [Mode.CPU_SYNC, Mode.CPU_CADENCE])
+def test_plan_for_nothing_is_a_bug(mode: Mode) -> None:
+    with pytest.raises(InvariantViolation, match="0 batches are left and no rank of"):
+        Epoch(CadenceSettings(mode), 0).plan()

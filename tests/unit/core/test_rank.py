@@ -1,0 +1,379 @@
+"""The rank's half: windows, rounds, adoption, and nothing of a stale key."""
+
+from dataclasses import replace
+
+import pytest
+
+from flodl.core.actions import (
+    AbandonReduce,
+    AccountWindow,
+    Adopt,
+    EndRank,
+    Evaluate,
+    FormCollective,
+    LoadAhead,
+    Pack,
+    RankAction,
+    ReduceCollective,
+    SendUp,
+    SumSlice,
+    TakeResult,
+    WriteState,
+)
+from flodl.core.events import (
+    DaemonDropped,
+    DaemonSaid,
+    Evaluated,
+    GroupSettled,
+    Packed,
+    RankEvent,
+    SliceSummed,
+    StateWritten,
+    StepDone,
+    SumReady,
+    Ticked,
+    WindowAccounted,
+)
+from flodl.core.rank import RankCore, RankState
+from flodl.errors import InvariantViolation
+from flodl.ids import Grant, RoundKey, Span
+from flodl.messages import (
+    AbortRound,
+    Admitted,
+    CadenceSettings,
+    CloseWindow,
+    Commit,
+    ContributionWritten,
+    DaemonToRank,
+    EvalDone,
+    Evict,
+    FinishRank,
+    FormGroup,
+    GroupFormed,
+    MinReached,
+    Mode,
+    RankFinished,
+    Reduced,
+    ReduceSlice,
+    ResultReady,
+    RunEval,
+    SendState,
+    Settings,
+    SliceReduced,
+    StartRound,
+    StateSent,
+    StoreReply,
+    WindowDone,
+    WindowPlan,
+)
+
+SETTINGS = Settings(100, 4, 2, 0, CadenceSettings(Mode.NCCL_CADENCE))
+SEED = RoundKey(1, 0, 1)
+KEY = RoundKey(1, 1, 1)
+STALE = RoundKey(1, 1, 2)
+ACCOUNTS = WindowAccounted(6.0, True, {"acc": (3.0, 4)})
+
+
+class Subject:
+    """Rank 2 under test; its invariants are checked after every event."""
+
+    def __init__(self, mode: Mode = Mode.NCCL_CADENCE) -> None:
+        self.core = RankCore(2, replace(SETTINGS, cadence=CadenceSettings(mode)), merge_single_tail=False)
+
+    def post(self, event: RankEvent, now_s: float = 10.0) -> list[RankAction]:
+        actions = self.core.handle(event, now_s)
+        self.core.check()
+        return actions
+
+    def hear(self, message: DaemonToRank, now_s: float = 10.0) -> list[RankAction]:
+        return self.post(DaemonSaid(message), now_s)
+
+    def go(self, key: RoundKey, raw_source: int | None = None, now_s: float = 10.0) -> list[RankAction]:
+        return self.hear(StartRound(2, key, 0.25, 0.5, raw_source), now_s)
+
+    def plan(self, least: int, most: int, samples: int = 0, version: int = 0) -> list[RankAction]:
+        grants = (Grant(0, (Span(0, samples),)),) if samples else ()
+        return self.hear(WindowPlan(2, version, least, most, grants))
+
+    def step(self, started_s: float, ended_s: float, samples: int = 4) -> list[RankAction]:
+        return self.post(StepDone(samples, started_s, ended_s))
+
+
+def admitted(mode: Mode = Mode.NCCL_CADENCE) -> Subject:
+    rank = Subject(mode)
+    rank.hear(Admitted(2, 3, (0, 1, 2)))
+    return rank
+
+
+def seeded(mode: Mode = Mode.NCCL_CADENCE) -> Subject:
+    """Holds version 0."""
+    rank = admitted(mode)
+    rank.go(SEED)
+    rank.post(Packed(SEED, True))
+    rank.post(SumReady(SEED, "d", 0.0, ""))
+    rank.hear(Commit(2, SEED))
+    return rank
+
+
+def holding(mode: Mode = Mode.NCCL_CADENCE) -> Subject:
+    """Holds an unpublished sum of version 1."""
+    rank = seeded(mode)
+    rank.go(KEY)
+    rank.post(Packed(KEY, True))
+    rank.post(SumReady(KEY, "d", 0.1, ""))
+    return rank
+
+
+# -------------------------------------------------------------------------------------------------------------- windows
+def test_rank_waits_until_it_is_admitted() -> None:
+    rank = Subject()
+    assert rank.core.state is RankState.JOINING
+    assert rank.plan(1, 1, samples=4, version=-1) == []
+    assert rank.hear(Admitted(2, 3, (0, 1, 2))) == []
+    assert rank.core.state is RankState.WAITING
+    rank.go(SEED)
+    assert rank.hear(Admitted(2, 3, (0, 1, 2))) == []
+    assert rank.core.state is RankState.PACKING
+    assert (rank.core.wants_step, rank.core.next_deadline_s()) == (False, None)
+    assert rank.post(Ticked()) == []
+
+
+def test_window_runs_to_its_most_and_is_accounted() -> None:
+    rank = seeded()
+    assert rank.plan(3, 3, samples=10) == [LoadAhead(Grant(0, (Span(0, 10),)))]
+    assert rank.core.wants_step
+    assert rank.step(0.0, 1.0) == []
+    assert rank.step(1.5, 2.0) == []
+    assert rank.step(2.0, 2.5, samples=2) == [AccountWindow()]
+    assert not rank.core.wants_step
+    (said,) = rank.post(ACCOUNTS)
+    assert said == SendUp(
+        WindowDone(
+            rank=2, version=0, samples=10, steps=3, loss_sum=6.0, is_finite=True,
+            delivered_ms=1000.0, compute_ms=800.0, window_ms=2000.0, scalars={"acc": (3.0, 4)},
+        )
+    )  # fmt: skip
+    assert rank.core.snapshot() == {
+        "rank": 2, "state": "waiting", "version": 0, "steps": 3, "held_batches": 0, "window_steps": 0,
+    }  # fmt: skip
+
+
+def test_rank_says_once_that_its_least_is_done_and_goes_on_until_it_is_closed() -> None:
+    rank = seeded()
+    rank.plan(1, 3, samples=12)
+    assert rank.step(0.0, 1.0) == [SendUp(MinReached(2, 0))]
+    assert rank.step(1.0, 2.0) == []
+    assert rank.hear(CloseWindow(2, 7)) == []
+    assert rank.hear(CloseWindow(2, 0)) == [AccountWindow()]
+    assert rank.hear(CloseWindow(2, 0)) == []
+    assert rank.post(ACCOUNTS) != []
+    assert rank.core.snapshot()["held_batches"] == 1
+
+
+def test_what_was_leased_ahead_is_trained_in_the_next_window() -> None:
+    rank = seeded()
+    rank.plan(1, 1, samples=8)
+    rank.step(0.0, 1.0)
+    rank.post(ACCOUNTS)
+    assert rank.plan(1, 1) == []
+    assert rank.core.wants_step
+
+
+def test_window_without_steps_is_done_at_once_and_has_no_timing() -> None:
+    rank = seeded()
+    assert rank.plan(0, 0) == [AccountWindow()]
+    (said,) = rank.post(WindowAccounted(0.0, True, {}))
+    assert said == SendUp(WindowDone(2, 0, 0, 0, 0.0, True, None, None, 0.0, {}))
+
+
+def test_single_step_has_no_delivered_time() -> None:
+    rank = seeded()
+    rank.plan(1, 1, samples=4)
+    rank.step(0.0, 0.5)
+    (said,) = rank.post(ACCOUNTS)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert (said.message.delivered_ms, said.message.compute_ms) == (None, 500.0)
+
+
+def test_plan_of_another_version_or_in_a_window_is_not_taken() -> None:
+    rank = seeded()
+    assert rank.plan(1, 1, samples=4, version=3) == []
+    rank.plan(1, 2, samples=8)
+    assert rank.plan(1, 1, samples=4) == []
+
+
+def test_plan_beyond_the_leases_is_a_bug() -> None:
+    with pytest.raises(InvariantViolation, match="rank 2: planned 3 steps with 2 batches leased"):
+        seeded().plan(3, 3, samples=8)
+
+
+def test_step_and_accounts_out_of_turn_change_nothing() -> None:
+    rank = seeded()
+    assert rank.step(0.0, 1.0) == []
+    assert rank.post(ACCOUNTS) == []
+    assert rank.core.steps_total == 0
+
+
+# --------------------------------------------------------------------------------------------------------------- rounds
+def test_collective_round_packs_reduces_reports_and_adopts_on_commit() -> None:
+    rank = seeded()
+    assert rank.go(KEY, now_s=20.0) == [Pack(KEY, 0.25, 0.5, include_raw=False, owns_raw=False)]
+    assert rank.post(Packed(KEY, True)) == [ReduceCollective(KEY, include_raw=False)]
+    assert rank.post(SumReady(KEY, "d", 0.1, ""), 20.5) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 500.0, ""))]
+    assert rank.core.state is RankState.HOLDING
+    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=False)]
+    assert (rank.core.version, rank.core.state) == (1, RankState.WAITING)
+    assert rank.hear(Commit(2, KEY)) == []
+
+
+def test_cpu_round_goes_through_the_hosts_memory() -> None:
+    rank = seeded(Mode.CPU_CADENCE)
+    rank.go(KEY, raw_source=0)
+    assert rank.post(Packed(KEY, False)) == [SendUp(ContributionWritten(2, KEY))]
+    assert rank.hear(ReduceSlice(2, KEY, 1, 3, (0, 1, 2))) == [SumSlice(KEY, 1, 3, (0, 1, 2))]
+    assert rank.post(SliceSummed(KEY)) == [SendUp(SliceReduced(2, KEY))]
+    assert rank.hear(ResultReady(2, KEY)) == [TakeResult(KEY, include_raw=True)]
+    (said,) = rank.post(SumReady(KEY, "d", 0.1, ""))
+    assert said == SendUp(Reduced(2, KEY, "d", False, 0.1, 0.0, ""))
+
+
+@pytest.mark.parametrize(("source", "owns"), [(2, True), (0, False)])
+def test_raw_buffers_come_from_one_rank_and_all_take_them(source: int, owns: bool) -> None:
+    rank = seeded()
+    assert rank.go(KEY, raw_source=source) == [Pack(KEY, 0.25, 0.5, include_raw=True, owns_raw=owns)]
+    assert rank.post(Packed(KEY, True)) == [ReduceCollective(KEY, include_raw=True)]
+    rank.post(SumReady(KEY, "d", 0.1, ""))
+    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=True)]
+
+
+def test_nothing_of_a_stale_key_is_done() -> None:
+    rank = seeded(Mode.CPU_CADENCE)
+    for event in (Packed(STALE, True), SliceSummed(STALE), SumReady(STALE, "d", 0.0, "")):
+        assert rank.post(event) == []
+    rank.go(KEY)
+    for message in (
+        ReduceSlice(2, STALE, 0, 1, (0,)), ResultReady(2, STALE), AbortRound(2, STALE, "late"), Commit(2, STALE),
+    ):  # fmt: skip
+        assert rank.hear(message) == []
+    for event in (Packed(STALE, True), SliceSummed(STALE), SumReady(STALE, "d", 0.0, "")):
+        assert rank.post(event) == []
+    assert rank.core.state is RankState.PACKING
+
+
+def test_results_out_of_turn_change_nothing() -> None:
+    rank = seeded()
+    rank.go(KEY)
+    assert rank.post(SumReady(KEY, "d", 0.0, "")) == []
+    rank.post(Packed(KEY, True))
+    assert rank.post(Packed(KEY, True)) == []
+    assert rank.hear(Commit(2, KEY)) == []
+    rank.post(SumReady(KEY, "d", 0.0, ""))
+    assert rank.hear(Commit(2, STALE)) == []
+    assert rank.core.state is RankState.HOLDING
+
+
+@pytest.mark.parametrize("key", [RoundKey(1, 0, 2), RoundKey(1, 2, 1)])
+def test_round_of_another_version_is_not_begun(key: RoundKey) -> None:
+    assert seeded().go(key) == []
+
+
+def test_round_is_not_begun_inside_a_window() -> None:
+    rank = seeded()
+    rank.plan(1, 1, samples=4)
+    assert rank.go(KEY) == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "is_stuck"), [(Mode.NCCL_CADENCE, True), (Mode.NCCL_SYNC, True), (Mode.CPU_SYNC, False)]
+)
+def test_abort_inside_a_reduce_leaves_a_collective_group_behind(mode: Mode, is_stuck: bool) -> None:
+    rank = seeded(mode)
+    rank.go(KEY)
+    rank.post(Packed(KEY, True))
+    assert rank.hear(AbortRound(2, KEY, "rank 1 is lost")) == [AbandonReduce(KEY, group_too=is_stuck)]
+    assert rank.post(SumReady(KEY, "d", 0.0, "")) == []
+    assert rank.hear(Commit(2, KEY)) == []
+    assert rank.core.version == 0
+
+
+def test_held_sum_of_an_aborted_round_is_never_adopted() -> None:
+    rank = holding()
+    assert rank.hear(AbortRound(2, KEY, "rank 1 is lost")) == [AbandonReduce(KEY, group_too=False)]
+    assert rank.hear(Commit(2, KEY)) == []
+    assert rank.go(RoundKey(2, 1, 2)) != []
+
+
+def test_next_attempt_replaces_a_held_sum() -> None:
+    rank = holding()
+    assert rank.go(STALE) == [Pack(STALE, 0.25, 0.5, include_raw=False, owns_raw=False)]
+    assert rank.hear(Commit(2, KEY)) == []
+
+
+def test_broken_reduce_is_reported_and_waits_for_the_abort() -> None:
+    rank = seeded()
+    rank.go(KEY)
+    rank.post(Packed(KEY, True))
+    assert rank.post(SumReady(KEY, "", 0.0, "reset")) == [SendUp(Reduced(2, KEY, "", True, 0.0, 0.0, "reset"))]
+    assert rank.hear(AbortRound(2, KEY, "reset")) == [AbandonReduce(KEY, group_too=True)]
+
+
+# ---------------------------------------------------------------------------------------------- groups and other orders
+def test_group_is_formed_and_only_its_own_attempt_is_reported() -> None:
+    rank = admitted()
+    assert rank.hear(FormGroup(2, 1, 1, (0, 2), 60.0)) == [FormCollective(1, 1, (0, 2), 60.0)]
+    rank.hear(FormGroup(2, 1, 2, (0, 2), 60.0))
+    assert rank.post(GroupSettled(1, 1, "")) == []
+    assert rank.post(GroupSettled(1, 2, "no route")) == [SendUp(GroupFormed(2, 1, 2, "no route"))]
+
+
+def test_evaluation_state_and_store_replies_are_passed_on() -> None:
+    rank = seeded()
+    assert rank.hear(RunEval(2, 3)) == [Evaluate(3)]
+    assert rank.post(Evaluated(3, 0.5, "")) == [SendUp(EvalDone(2, 3, 0.5, ""))]
+    assert rank.hear(SendState(2)) == [WriteState()]
+    assert rank.post(StateWritten(99, "")) == [SendUp(StateSent(2, 99, ""))]
+    assert rank.hear(StoreReply(2, 1, True, (), 0)) == []
+
+
+def test_finished_rank_says_so_and_ends_with_0() -> None:
+    rank = seeded()
+    assert rank.hear(FinishRank(2, "done")) == [SendUp(RankFinished(2)), EndRank("done", 0)]
+    assert rank.core.has_ended
+    assert rank.go(KEY) == []
+
+
+def test_evicted_rank_ends_without_a_word() -> None:
+    rank = seeded()
+    assert rank.hear(Evict(2, "silent")) == [EndRank("removed from the run: silent", 1)]
+
+
+def test_rank_ends_with_its_daemon() -> None:
+    rank = Subject()
+    assert rank.post(DaemonDropped()) == [EndRank("the host's daemon is gone", 1)]
+
+
+# ----------------------------------------------------------------------------------------------------------- invariants
+def test_training_without_a_plan_is_a_bug() -> None:
+    rank = seeded()
+    rank.core.state = RankState.TRAINING
+    with pytest.raises(InvariantViolation, match="rank 2: training without a plan"):
+        rank.core.check()
+    assert not rank.core.wants_step
+
+
+def test_reducing_without_a_round_is_a_bug() -> None:
+    rank = seeded()
+    rank.core.state = RankState.REDUCING
+    with pytest.raises(InvariantViolation, match="rank 2: reducing without a round"):
+        rank.core.check()
+
+
+def test_more_steps_than_planned_are_a_bug() -> None:
+    rank = seeded()
+    rank.plan(2, 2, samples=16)
+    rank.step(0.0, 1.0)
+    rank.step(1.0, 2.0)
+    rank.core.state = RankState.TRAINING
+    with pytest.raises(InvariantViolation, match="rank 2: 3 steps in a window of 2"):
+        rank.step(2.0, 3.0)

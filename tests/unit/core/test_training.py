@@ -1,0 +1,342 @@
+"""Windows, rounds, epochs and evaluations of one cohort, as JobCore lets them happen."""
+
+from dataclasses import replace
+
+import pytest
+
+from flodl.core.actions import CloseReduction, JobAction, OpenReduction, Record, ResetStore, SendHost
+from flodl.core.events import HostDropped
+from flodl.core.formation import FORMATION_TIMEOUT_S
+from flodl.core.job import Phase
+from flodl.core.training import MAX_ROUND_ATTEMPTS, PATIENCE_S
+from flodl.messages import (
+    AbortRound,
+    CadenceSettings,
+    CloseRound,
+    CloseWindow,
+    Commit,
+    EpochReport,
+    EvalDone,
+    EvalReport,
+    FormGroup,
+    GroupFormed,
+    MinReached,
+    Mode,
+    OpenRound,
+    RankExited,
+    Reduced,
+    RunEval,
+    StartRound,
+    StateSent,
+    WindowDone,
+    WindowPlan,
+)
+from tests.unit.core.cohort import Cohort
+
+STALL_S = 300.0
+
+
+def kill(cohort: Cohort, rank: int) -> list[JobAction]:
+    return cohort.say(RankExited(rank, 0, 9, by_us=False))
+
+
+def windows(cohort: Cohort) -> dict[int, WindowDone]:
+    """The held windows of the latest version, not said yet."""
+    plans = cohort.sent(WindowPlan)[-len(cohort.core.membership.live) :]
+    return {plan.rank: cohort.window(plan) for plan in plans}
+
+
+# ------------------------------------------------------------------------------------------------------------- commits
+@pytest.mark.parametrize("mode", list(Mode))
+def test_run_commits_every_sample_of_every_epoch(mode: Mode) -> None:
+    cohort = Cohort(mode).get_ready()
+    commits = [action for action in cohort.actions if isinstance(action, Record) and action.event == "commit"]
+    for epoch in range(2):
+        spans = [span for commit in commits if commit.fields["epoch"] == epoch for span in commit.fields["spans"]]  # type: ignore[union-attr]
+        merged = sorted(p for _, start, count in spans for p in range(start, start + count))  # type: ignore[misc]
+        assert merged == list(range(12))
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.exit_code) == ("completed", 0)
+    assert [commit.fields["version"] for commit in commits] == list(range(len(commits)))
+
+
+def test_version_0_is_rank_0s_and_raw_buffers_are_taken_first_and_last() -> None:
+    cohort = Cohort().get_ready()
+    rounds = cohort.sent(StartRound)
+    assert [(go.weight, go.buffer_weight, go.raw_source) for go in rounds[:3]] == [
+        (1.0, 1.0, 0),
+        (0.0, 0.0, 0),
+        (0.0, 0.0, 0),
+    ]
+    assert [go.raw_source for go in rounds[3:-3]] == [None] * len(rounds[3:-3])
+    assert [go.raw_source for go in rounds[-3:]] == [0, 0, 0]
+
+
+def test_cpu_plane_is_opened_on_every_host_and_summed_over_several() -> None:
+    cohort = Cohort().train_until(Reduced)
+    opened = [action for action in cohort.actions if isinstance(action, OpenReduction)]
+    assert [(action.key, action.hosts) for action in opened] == [(cohort.key, ("a", "b"))]
+    assert [(order.ranks, order.hosts) for order in cohort.sent(OpenRound)] == [((0,), 2), ((1, 2), 2)]
+    assert CloseReduction(cohort.key) in cohort.release(Reduced)
+
+
+def test_cpu_plane_of_one_host_needs_no_reduction() -> None:
+    cohort = Cohort(hosts={"a": 2}).train_until(Reduced)
+    assert not any(isinstance(action, OpenReduction) for action in cohort.actions)
+    assert [order.hosts for order in cohort.sent(OpenRound)] == [1]
+
+
+def test_collective_plane_forms_before_its_first_round() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
+    assert cohort.sent(StartRound) == []
+    assert ResetStore(1) in cohort.actions
+    assert cohort.sent(FormGroup) == [FormGroup(rank, 1, 1, (0, 1, 2), FORMATION_TIMEOUT_S) for rank in range(3)]
+    cohort.release(GroupFormed)
+    assert cohort.core.phase is Phase.ENDED
+
+
+def test_epochs_are_reported_with_means_and_shares() -> None:
+    reports = Cohort().get_ready().sent(EpochReport)
+    assert [(report.epoch, report.samples, report.avg_loss) for report in reports] == [(0, 12, 0.5), (1, 12, 0.5)]
+    assert reports[0].per_rank_samples == {"0": 4, "1": 4, "2": 4}
+
+
+# ------------------------------------------------------------------------------------------------------------- windows
+def test_those_who_go_on_are_closed_when_all_have_done_their_least() -> None:
+    cohort = Cohort(dataset_size=60).train_until(WindowDone)
+    for rank in (0, 1):
+        assert cohort.say(MinReached(rank, 0)) == []
+    assert cohort.say(MinReached(2, 7)) == []
+    assert cohort.say(MinReached(2, 0)) == [
+        SendHost("a", CloseWindow(0, 0)), SendHost("b", CloseWindow(1, 0)), SendHost("b", CloseWindow(2, 0)),
+    ]  # fmt: skip
+
+
+def test_window_that_is_said_twice_or_late_counts_once() -> None:
+    cohort = Cohort().train_until(WindowDone)
+    first = windows(cohort)[0]
+    cohort.say(first)
+    assert cohort.say(first) == []
+    assert cohort.say(replace(first, version=9)) == []
+
+
+def test_rank_that_reports_more_than_its_leases_is_lost() -> None:
+    cohort = Cohort().train_until(WindowDone)
+    cohort.say(replace(windows(cohort)[2], samples=1000))
+    assert "rank 2 on b lost: reported samples that it was not leased" in cohort.records("rank_lost")[0]
+    cohort.release(WindowDone)
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "completed"
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+@pytest.mark.parametrize("mode", [Mode.CPU_CADENCE, Mode.NCCL_CADENCE])
+def test_loss_inside_a_reduce_aborts_it_and_the_survivors_redo_it(mode: Mode) -> None:
+    cohort = Cohort(mode).train_until(Reduced)
+    stale = cohort.key
+    actions = kill(cohort, 1)
+    aborts = [AbortRound(rank, stale, "rank 1 is lost") for rank in (0, 2)]
+    assert cohort.sent(AbortRound) == aborts
+    if not mode.is_collective:
+        assert CloseReduction(stale) in actions
+        assert cohort.sent(CloseRound) == [CloseRound(stale), CloseRound(stale)]
+    assert cohort.key.incarnation == 2
+    assert [go.rank for go in cohort.sent(StartRound)[-2:]] == [0, 2]
+    cohort.release(Reduced)
+    assert {commit.key for commit in cohort.sent(Commit)} & {stale} == set()
+    assert cohort.core.phase is Phase.ENDED
+
+
+def test_loss_of_several_ranks_is_one_step() -> None:
+    cohort = Cohort().train_until(Reduced)
+    cohort.say(RankExited(9, 0, 9, by_us=False), "b")
+    before = len(cohort.sent(StartRound))
+    cohort.post(HostDropped("b", "reset"))
+    assert [go.rank for go in cohort.sent(StartRound)[before:]] == [0]
+    assert cohort.records("rank_lost") == ["rank 1, 2 on b lost: connection lost: reset"]
+
+
+def test_loss_inside_a_window_closes_it_for_those_who_have_done_their_least() -> None:
+    cohort = Cohort(dataset_size=60).train_until(WindowDone)
+    for rank in (0, 2):
+        cohort.say(MinReached(rank, 0))
+    kill(cohort, 1)
+    assert cohort.sent(CloseWindow) == [CloseWindow(0, 0), CloseWindow(2, 0)]
+
+
+def test_losing_everybody_ends_the_run() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for rank in range(3):
+        kill(cohort, rank)
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.exit_code) == ("failed", 137)
+    assert cohort.outcome.message == "too few ranks to go on: no rank is left; ended by signal 9"
+    assert len(cohort.outcome.losses) == 2
+
+
+# ----------------------------------------------------------------------------------------------------- failed attempts
+def test_broken_reduce_waits_for_news_of_a_death_then_forms_anew() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(Reduced)
+    stale = cohort.key
+    assert cohort.say(Reduced(1, stale, "", True, 0.0, 1.0, "reset")) == []
+    assert cohort.say(Reduced(2, stale, "", True, 0.0, 1.0, "reset")) == []
+    assert cohort.core.next_deadline_s() == cohort.now_s + PATIENCE_S
+    cohort.tick(cohort.now_s + PATIENCE_S)
+    assert cohort.records("round_failed") == ["round 0, attempt 1 failed: rank 1: reset"]
+    assert cohort.sent(FormGroup)[-1].attempt == 2
+    assert cohort.key.attempt == 2
+    assert cohort.say(Reduced(0, stale, "d", True, 0.0, 1.0, "")) == []
+
+
+def test_death_that_explains_a_broken_reduce_needs_no_patience() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(Reduced)
+    cohort.say(Reduced(1, cohort.key, "", True, 0.0, 1.0, "reset"))
+    kill(cohort, 2)
+    assert cohort.records("round_failed") == []
+    assert (cohort.key.incarnation, cohort.key.attempt) == (2, 2)
+
+
+def test_digest_that_differs_is_named_and_the_round_redone() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for rank, digest in enumerate("xxy"):
+        cohort.say(Reduced(rank, cohort.key, digest, True, 0.0, 1.0, ""))
+    assert cohort.records("digest_mismatch") == ["round 0: rank 2 holds another consensus than the others"]
+    assert cohort.sent(Commit) == []
+    assert cohort.key.attempt == 2
+
+
+def test_round_that_fails_again_and_again_stops_the_run() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for _ in range(MAX_ROUND_ATTEMPTS):
+        for rank in range(3):
+            cohort.say(Reduced(rank, cohort.key, str(rank), True, 0.0, 1.0, ""))
+    assert cohort.outcome is not None
+    assert (cohort.outcome.exit_code, cohort.outcome.message) == (5, "round 0 failed 10 times")
+
+
+def test_loss_renews_the_patience_with_a_round() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for _ in range(MAX_ROUND_ATTEMPTS - 1):
+        for rank in range(3):
+            cohort.say(Reduced(rank, cohort.key, str(rank), True, 0.0, 1.0, ""))
+    kill(cohort, 2)
+    for rank in range(2):
+        cohort.say(Reduced(rank, cohort.key, str(rank), True, 0.0, 1.0, ""))
+    assert cohort.outcome is None
+
+
+def test_reduce_that_does_not_end_stops_the_run_and_names_whom_it_waits_for() -> None:
+    cohort = Cohort(Mode.CPU_SYNC, {"a": 2}).train_until(Reduced)
+    cohort.say(Reduced(0, cohort.key, "d", True, 0.0, 1.0, ""))
+    cohort.core.liveness.forgive(1e6)
+    cohort.tick(cohort.now_s + STALL_S)
+    assert cohort.outcome is not None
+    assert cohort.outcome.message == "round 0 did not finish within 300 s; waiting for 1"
+
+
+def test_group_that_does_not_form_is_retried_on_error_and_by_deadline() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
+    cohort.say(GroupFormed(1, 1, 1, "refused"))
+    assert cohort.sent(FormGroup)[-1].attempt == 2
+    cohort.core.liveness.forgive(1e6)
+    cohort.tick(cohort.now_s + FORMATION_TIMEOUT_S)
+    assert cohort.sent(FormGroup)[-1].attempt == 3
+    cohort.say(GroupFormed(2, 1, 3, "refused again"))
+    assert cohort.outcome is not None
+    expected = "the collective group of ranks (0, 1, 2) does not form: rank 2: refused again"
+    assert (cohort.outcome.message, cohort.outcome.exit_code) == (expected, 5)
+
+
+# ---------------------------------------------------------------------------------------------------------- not finite
+@pytest.mark.parametrize("found", ["window", "reduce"])
+def test_contribution_that_is_not_finite_takes_part_with_zeros(found: str) -> None:
+    cohort = Cohort().train_until(WindowDone)
+    done = windows(cohort)
+    if found == "window":
+        done[1] = replace(done[1], is_finite=False, loss_sum=float("nan"))
+    cohort.held = {Reduced}
+    for report in done.values():
+        cohort.say(report)
+    if found == "reduce":
+        for rank in range(3):
+            cohort.say(Reduced(rank, cohort.key, "d", rank != 1, 0.0, 1.0, ""))
+    assert [(go.rank, go.weight) for go in cohort.sent(StartRound)[-3:]] == [(0, 0.5), (1, 0.0), (2, 0.5)]
+    cohort.release(Reduced)
+    assert cohort.records("nonfinite") == ["version 1: left out rank 1: loss or parameters not finite"]
+    assert cohort.sent(EpochReport)[0].avg_loss == 0.5
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "completed"
+
+
+def test_run_that_is_finite_nowhere_stops() -> None:
+    cohort = Cohort().train_until(WindowDone)
+    for report in windows(cohort).values():
+        cohort.say(replace(report, is_finite=False))
+    assert cohort.outcome is not None
+    assert cohort.outcome.message == "loss or parameters are not finite on every rank"
+
+
+def test_third_round_in_a_row_that_is_not_finite_stops_the_run() -> None:
+    cohort = Cohort(dataset_size=60, cadence=CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0)).train_until(WindowDone)
+    for _ in range(3):
+        done = windows(cohort)
+        cohort.waiting.clear()
+        done[2] = replace(done[2], is_finite=False)
+        for report in done.values():
+            cohort.say(report)
+    assert cohort.outcome is not None
+    assert cohort.outcome.message == "rank 2: loss or parameters not finite in 3 rounds in a row"
+
+
+def test_version_0_comes_from_the_first_rank_whose_weights_are_finite() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for rank in range(3):
+        cohort.say(Reduced(rank, cohort.key, "d", rank != 0, 0.0, 1.0, ""))
+    assert [(go.rank, go.weight) for go in cohort.sent(StartRound)[-3:]] == [(0, 0.0), (1, 1.0), (2, 0.0)]
+
+
+# ---------------------------------------------------------------------------------------------------------- evaluation
+def test_evaluation_is_asked_of_the_owner_and_told_to_the_head() -> None:
+    cohort = Cohort(eval_samples=4).get_ready()
+    assert cohort.sent(RunEval) == [RunEval(0, 0), RunEval(0, 1)]
+    assert cohort.sent(EvalReport) == [EvalReport(0, 0.5), EvalReport(1, 0.5)]
+
+
+def test_evaluation_that_fails_is_noted_and_training_goes_on() -> None:
+    cohort = Cohort(eval_samples=4).train_until(EvalDone)
+    assert cohort.core.phase is Phase.FINISHING
+    cohort.say(EvalDone(0, 0, 0.0, "ZeroDivisionError"))
+    assert cohort.records("eval_failed") == ["eval_fn failed on rank 0 after epoch 0: ZeroDivisionError"]
+    assert cohort.say(EvalDone(0, 0, 0.7, "")) == []
+    cohort.say(EvalDone(0, 1, 0.7, ""))
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "completed"
+
+
+def test_evaluation_of_a_lost_owner_is_asked_of_the_next() -> None:
+    cohort = Cohort(eval_samples=4).train_until(EvalDone)
+    kill(cohort, 0)
+    assert cohort.sent(RunEval)[-2:] == [RunEval(1, 0), RunEval(1, 1)]
+    kill(cohort, 2)
+    assert len(cohort.sent(RunEval)) == 4
+    assert cohort.sent(StateSent) == []
+
+
+# ---------------------------------------------------------------------------------------------------------------- stop
+def test_stop_closes_the_window_and_merges_one_last_round() -> None:
+    cohort = Cohort(dataset_size=600).train_until(WindowDone)
+    cohort.stop()
+    assert len(cohort.sent(CloseWindow)) == 3
+    cohort.release(WindowDone)
+    assert {go.raw_source for go in cohort.sent(StartRound)[-3:]} == {0}
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.exit_code) == ("stopped", 130)
+
+
+def test_loss_during_a_stop_ends_the_window_with_those_left() -> None:
+    cohort = Cohort(dataset_size=600).train_until(WindowDone)
+    cohort.stop()
+    kill(cohort, 2)
+    cohort.release(WindowDone)
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "stopped"

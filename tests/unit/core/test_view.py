@@ -1,0 +1,56 @@
+"""state.json, from the first moment to the last."""
+
+import json
+
+from flodl.core.events import HostDropped, HostFailed
+from flodl.core.view import SCHEMA, snapshot
+from flodl.messages import Beat, Mode, RankBeat, WindowDone
+from tests.unit.core.cohort import Cohort
+
+
+def test_run_that_waits_for_hosts_has_a_view() -> None:
+    cohort = Cohort()
+    cohort.post(HostFailed("b", "auth", "permission denied", "add your key"))
+    view = snapshot(cohort.core, 1.0)
+    assert (view["schema"], view["phase"], view["mode"], view["model_bytes"]) == (SCHEMA, "waiting", None, None)
+    assert view["absent"] == [
+        {"host": "a", "stage": "join", "reason": "has not joined"},
+        {"host": "b", "stage": "auth", "reason": "permission denied"},
+    ]
+    assert (view["hosts"], view["ranks"]) == ([], [])
+    assert "version" not in view
+
+
+def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    cohort.say(Beat("b", (RankBeat(1, True, 0, 7, 4096),)), "b")
+    view = snapshot(cohort.core, 3.0)
+    json.dumps(view)
+    assert (view["phase"], view["mode"], view["backend"], view["num_epochs"]) == ("training", "cpu_cadence", "gloo", 2)
+    assert (view["version"], view["epoch"], view["samples_merged"], view["callback_rank"]) == (0, 0, 0, 0)
+    assert view["cadence"] == {"phase": "probe", "anchor": 10, "counts": {"0": 10, "1": 10, "2": 10}}
+    assert view["hosts"][1] == {
+        "host": "b", "state": "alive", "ranks": [1, 2], "age_s": 2.0,
+        "address": "10.0.0.1", "python": "3.11", "torch": "2.13", "cores": 4,
+    }  # fmt: skip
+    assert view["ranks"][1] == {
+        "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
+        "steps": 7, "rss_bytes": 4096, "rate": None, "share": None, "loss": None, "count": 10,
+    }  # fmt: skip
+
+
+def test_last_windows_suspects_and_losses_are_seen() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    waiting, cohort.waiting = cohort.waiting, []
+    for _, answer in waiting:
+        answer()
+    for at_s in range(2, 12):
+        cohort.now_s = float(at_s)
+        cohort.say(Beat("a", (RankBeat(0, True, 1000 * (at_s - 1), 9, 1),)), "a")
+    cohort.post(HostDropped("b", "reset"))
+    view = snapshot(cohort.core, 11.0)
+    assert [rank["state"] for rank in view["ranks"]] == ["suspect", "dead", "dead"]
+    assert view["ranks"][0]["rate"] == 200.0
+    assert view["ranks"][2]["reason"] == "connection lost: reset"
+    assert view["losses"] == [{"host": "b", "rank": -1, "error": "connection lost: reset"}]
+    assert view["hosts"][1]["state"] == "gone"
