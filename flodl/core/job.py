@@ -183,8 +183,8 @@ class JobCore:
                 return self._on_rank_exited(host, message, now_s)
             case HostStopped(_, reason):
                 return self._host_gone(host, f"stopped: {reason}", now_s)
-            case LogChunk() | StoreRequest():
-                return []  # the shell's business: bytes to disk, rendezvous
+            case LogChunk():
+                return []  # the shell's business: bytes to disk
             case _:
                 return self._on_rank(host, message, now_s)
 
@@ -241,8 +241,7 @@ class JobCore:
             who = f"host {change.host}" if change.host else f"rank {change.rank}"
             detail = f"{who} is {change.pulse} (silent for {change.silent_s:.1f} s)"
             if change.pulse is Pulse.DEAD:
-                if change.host or self.membership[change.rank].status is not RankStatus.DEAD:
-                    actions += self._bury_silent(change, detail, now_s)
+                actions += self._bury_silent(change, detail, now_s)
             else:
                 severity = Severity.WARNING if change.pulse is Pulse.SUSPECT else Severity.INFO
                 actions.append(Record(f"peer_{change.pulse}", severity, detail, {}))
@@ -277,7 +276,7 @@ class JobCore:
             case StateSent():
                 return self.finale.on_state_sent(host, message)
             case StoreRequest():
-                return []
+                return []  # the shell's business: rendezvous
             case _:
                 return self._on_training(member.status, message, now_s)
 
@@ -369,7 +368,6 @@ class JobCore:
         """The one cascade: membership → round and pool and cadence and group → what is left."""
         if not ranks:
             return []
-        was_live = self.membership.live
         for rank in ranks:
             self.membership.bury(rank, failure.error)
             self.liveness.forget_rank(rank)
@@ -379,7 +377,7 @@ class JobCore:
             Record("rank_lost", Severity.CRITICAL, detail, {"host": failure.host, "ranks": tuple(ranks)})
         ]
         if self.training is not None:
-            actions += self.training.lose(tuple(rank for rank in ranks if rank in was_live), now_s)
+            actions += self.training.lose(ranks, now_s)
         self.finale.lose(ranks)
         if self.phase in (Phase.STAGING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
@@ -444,10 +442,9 @@ class JobCore:
         actions: list[JobAction] = []
         rank = failure.rank
         if rank >= 0 and self.membership[rank].status not in (RankStatus.DEAD, RankStatus.FINISHED):
-            was_live = self.membership[rank].status is RankStatus.LIVE
             self.membership.bury(rank, failure.error)
             self.liveness.forget_rank(rank)
-            if was_live and self.training is not None:
+            if self.training is not None:
                 actions += self.training.lose((rank,), now_s)
         return actions + self._wind_down(now_s)
 
@@ -484,6 +481,8 @@ class JobCore:
                 return self._spawn(now_s)
             case Verdict.FAIL:
                 return self._fail_to_join(now_s)
+            case _ as verdict:
+                assert_never(verdict)
 
     def _fail_to_join(self, now_s: float) -> list[JobAction]:
         absences = self.window.absences()

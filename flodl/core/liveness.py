@@ -96,6 +96,7 @@ class Liveness:
         """The controller did not run for ``gap_s``."""
         for peer in (*self._hosts.values(), *self._ranks.values()):
             peer.heard_s += gap_s
+        self._due_s += gap_s
 
     def changes(self, now_s: float) -> tuple[PulseChanged, ...]:
         """Every pulse that changed by ``now_s``: hosts first, then ranks, each in order of being watched."""

@@ -8,6 +8,7 @@ it who is alive and carries out what it returns; it knows nothing of hosts' live
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import assert_never
 
 from flodl.core.actions import (
     CloseReduction,
@@ -27,7 +28,6 @@ from flodl.core.membership import Membership
 from flodl.core.pool import Pool
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
 from flodl.core.rounds import Contribution, Round, RoundState, RoundVerdict, weigh
-from flodl.errors import CoverageError
 from flodl.ids import RankId, RoundKey, Version
 from flodl.messages import (
     AbortRound,
@@ -137,7 +137,7 @@ class Training:
         if self._retry_s is not None and now_s >= self._retry_s:
             actions += self._retry(now_s, self._round.error())
         if self._stall_deadline_s is not None and now_s >= self._stall_deadline_s:
-            missing = ", ".join(map(str, self._round.missing())) or "none"
+            missing = ", ".join(map(str, self._round.missing()))
             self._stall(
                 f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
             )
@@ -168,14 +168,14 @@ class Training:
         return self._close(self._round.ranks_to_close())
 
     def on_window(self, report: WindowDone, now_s: float) -> list[JobAction]:
-        """A rank's window is over."""
+        """A rank's window is over.
+
+        Raises:
+            CoverageError: it reports samples that it was not leased; the caller shall lose it.
+        """
         if not self._round.finish_window(report):
             return []
-        try:
-            self.pool.train(report.rank, report.samples)
-        except CoverageError as error:
-            self._stall(f"rank {report.rank} reports what it cannot have done: {error}")
-            return []
+        self.pool.train(report.rank, report.samples)
         if not report.is_finite:
             self._leave_out(report.rank)
         return self._close(self._round.ranks_to_close()) + self._advance(now_s)
@@ -203,8 +203,6 @@ class Training:
 
     def lose(self, ranks: tuple[RankId, ...], now_s: float) -> list[JobAction]:
         """This module's part of the cascade: round, samples, cadence, group. The ranks were live and are buried."""
-        if not ranks:
-            return []
         named = ", ".join(map(str, ranks))
         actions = self._abort(f"rank {named} is lost") if self._round.state is RoundState.REDUCING else []
         for rank in ranks:
@@ -295,6 +293,8 @@ class Training:
                 return []
             case RoundVerdict.WAIT:
                 return []
+            case _ as verdict:
+                assert_never(verdict)
 
     def _retry(self, now_s: float, reason: str) -> list[JobAction]:
         was_broken = self._round.verdict() is RoundVerdict.BROKEN
