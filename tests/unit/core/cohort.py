@@ -1,4 +1,4 @@
-"""JobCore and all that it talks to: an order is answered at once, in order, unless answers of its kind are held back."""
+"""JobCore and all that it talks to: an order is answered at once, in order, unless its answers are held back by kind."""
 
 from collections import deque
 from collections.abc import Callable
