@@ -1,4 +1,4 @@
-"""JobCore and all that it talks to: an order is answered at once, in order, unless its answers are held back by kind."""
+"""JobCore and all that it talks to: an order is answered at once, in order, unless answers of its kind are held."""
 
 from collections import deque
 from collections.abc import Callable
