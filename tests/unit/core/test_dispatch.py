@@ -52,6 +52,14 @@ def test_next_window_leases_only_what_is_not_held() -> None:
     assert [plan.grants[0].samples for plan in plans.values()] == [80, 40]
 
 
+def test_lease_ahead_does_not_raise_a_small_count_in_the_next_window() -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=1), 400, {0: 1.0, 1: 3.0})
+    for version in range(3):
+        plans = epoch.plan(version)
+        assert [plan.max_steps for plan in plans.values()] == [3, 1]
+        epoch.train({0: 3, 1: 1})
+
+
 def test_nothing_is_leased_ahead_near_the_end() -> None:
     epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 60, {0: 1.0, 1: 2.0})
     plans = epoch.plan()
