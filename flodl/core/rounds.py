@@ -164,10 +164,10 @@ class Round:
 
     def abort(self) -> RoundKey:
         """The attempt never was; back to gathered. Returns its key."""
-        if self.state is not RoundState.REDUCING or self.key is None:
+        key = self.key
+        if key is None:
             raise InvariantViolation(f"round {self.version + 1} aborted while {self.state}")
-        self.state = RoundState.GATHERED
-        key, self.key = self.key, None
+        self.state, self.key = RoundState.GATHERED, None
         return key
 
     def drop(self, rank: RankId) -> None:
