@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tests.sim.schedule import inflict, judge, schedule_of
+from tests.sim.schedule import arrange, judge, schedule_of
 from tests.sim.world import World
 
 
@@ -16,9 +16,8 @@ def main() -> int:
     schedule = schedule_of(options.seed)
     print(schedule.scenario)
     world = World(schedule.scenario)
-    for fault in schedule.faults:
-        print(fault)
-        world.after(fault.at_s, lambda fault=fault: inflict(world, fault))  # type: ignore[misc]
+    print(*schedule.faults, sep="\n")
+    arrange(world, schedule.faults)
     try:
         print(world.run())
         judge(world)

@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass
+from functools import partial
 
 from flodl.messages import CadenceSettings, Mode
 from tests.sim.world import HostSpec, Scenario, World
@@ -11,6 +12,8 @@ KINDS = (
     "bad loss", "bad weights", "wrong digest", "reduce error", "formation error",
 )  # fmt: skip
 LAST_FAULT_S = 12.0
+ROUND_S = 0.015
+"""What an attempt at a round takes: faults inside one come this soon after its start."""
 COLLECTIVE_ALONE = "a collective mode needs two ranks"
 TOO_FEW = "too few ranks to go on"
 NOT_FINITE = "not finite"
@@ -18,9 +21,10 @@ NOT_FINITE = "not finite"
 
 @dataclass(frozen=True)
 class Fault:
-    """``amount`` is seconds, a factor or a count, as the kind has it."""
+    """``at_s`` counts from the start, or from that of attempt ``round``. ``amount``: seconds, factor or count."""
 
     at_s: float
+    round: int | None
     kind: str
     rank: int
     host: str
@@ -69,8 +73,18 @@ def _fault(r: random.Random, rank_count: int, hosts: tuple[HostSpec, ...]) -> Fa
         "stall": r.choice([5, 60]),
         "partition": r.choice([3, 12, 45, 150]),
     }.get(kind, 1)
-    at_s = round(r.uniform(0.2, LAST_FAULT_S), 3)
-    return Fault(at_s, kind, r.randrange(rank_count), r.choice(hosts).name, amount)
+    number = r.randrange(8) if r.random() < 0.4 else None
+    at_s = round(r.uniform(0.2, LAST_FAULT_S) if number is None else r.uniform(0.0, ROUND_S), 4)
+    return Fault(at_s, number, kind, r.randrange(rank_count), r.choice(hosts).name, amount)
+
+
+def arrange(world: World, faults: tuple[Fault, ...]) -> None:
+    for fault in faults:
+        call = partial(inflict, world, fault)
+        if fault.round is None:
+            world.after(fault.at_s, call)
+        else:
+            world.at_round(fault.round, fault.at_s, call)
 
 
 def inflict(world: World, fault: Fault) -> None:
@@ -104,8 +118,7 @@ def inflict(world: World, fault: Fault) -> None:
 def play(schedule: Schedule) -> World:
     """Run to the end."""
     world = World(schedule.scenario)
-    for fault in schedule.faults:
-        world.after(fault.at_s, lambda fault=fault: inflict(world, fault))  # type: ignore[misc]
+    arrange(world, schedule.faults)
     world.run()
     return world
 

@@ -131,7 +131,7 @@ def test_control_plane_costs_windows_not_steps() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("mode", CADENCE)
+@pytest.mark.parametrize("mode", [Mode.CPU_CADENCE, pytest.param(Mode.NCCL_CADENCE, marks=pytest.mark.long)])
 def test_thousand_ranks_on_250_hosts_train_an_epoch(mode: Mode) -> None:
     hosts = tuple(HostSpec(f"h{number}", (0.01, 0.01, 0.02, 0.03)) for number in range(250))
     world = world_of(mode, hosts, dataset_size=30_000, batch_size=2, num_epochs=1)
@@ -204,6 +204,14 @@ def test_host_behind_a_cut_cable_is_dead_after_30_s_and_ends_when_it_hears(mode:
     assert (outcome.status, [loss.host for loss in outcome.losses]) == ("completed", ["b"])
     world.assert_exact_coverage()
     assert not any(rank.has_finished for rank in world.daemons["b"].ranks.values())
+
+
+def test_run_whose_only_host_is_cut_off_ends() -> None:
+    world = world_of(Mode.CPU_SYNC, SOLO, dataset_size=4000)
+    world.after(TRAINING_S, lambda: world.partition("a", 150))
+    outcome = world.run()
+    assert (outcome.status, outcome.exit_code) == ("failed", 5)
+    assert world.now_s < TRAINING_S + 32
 
 
 def test_zombie_is_refused_and_changes_nothing() -> None:

@@ -27,6 +27,7 @@ from flodl.messages import (
     HeadReady,
     HostHello,
     Settings,
+    StartRound,
     ToDaemon,
     ToHead,
 )
@@ -94,6 +95,8 @@ class World:
         self.failing_reduces = 0
         self.groups: dict[tuple[int, int], Group] = {}
         self.reductions: dict[RoundKey, dict[str, Sum | None]] = {}
+        self._at_round: dict[int, list[tuple[float, Callable[[], None]]]] = {}
+        self._rounds: dict[RoundKey, None] = {}
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._sequence = 0
         self._links: dict[tuple[str, str], float] = {}
@@ -108,6 +111,17 @@ class World:
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         self._sequence += 1
         heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, call))
+
+    def at_round(self, number: int, delay_s: float, call: Callable[[], None]) -> None:
+        """Call so long after the ``number``-th attempt at a round, counted from 0, has begun."""
+        self._at_round.setdefault(number, []).append((delay_s, call))
+
+    def note_round(self, key: RoundKey) -> None:
+        """The controller begins an attempt, rank by rank."""
+        if key not in self._rounds:
+            for delay_s, call in self._at_round.get(len(self._rounds), ()):
+                self.after(delay_s, call)
+            self._rounds[key] = None
 
     def send(self, source: str, target: str, call: Callable[[], None]) -> None:
         """Deliver in order on the link from ``source`` to ``target`` after a random delay."""
@@ -253,6 +267,8 @@ class Controller(Actor):
             case act.SendHost(host, message):
                 daemon = world.daemons[host]
                 world.messages[type(message).__name__] += 1
+                if isinstance(message, StartRound):
+                    world.note_round(message.key)
                 message = wire(message, ToDaemon)
                 world.send(self.name, host, lambda: daemon.hear(message))
             case act.SendHead(message):

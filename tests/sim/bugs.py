@@ -1,0 +1,86 @@
+"""Bugs planted by patch, one at a time, to see that the simulation finds them."""
+
+from collections.abc import Callable
+
+import pytest
+
+from flodl.core.actions import Adopt, RankAction
+from flodl.core.events import SumReady
+from flodl.core.pool import Pool
+from flodl.core.rank import RankCore, RankState
+from flodl.core.rounds import Round
+from flodl.ids import RankId, RoundKey, Span
+from flodl.messages import Reduced
+
+
+def no_reclaim(patch: pytest.MonkeyPatch) -> None:
+    """What a dead rank had is forgotten instead of returned."""
+
+    def reclaim(self: Pool, rank: RankId) -> int:
+        holding = self._holdings.get(rank)
+        if holding is None:
+            return 0
+        for grant in holding.grants:
+            self._merged.update(grant.spans)
+        self._merged.update(holding.trained.spans)
+        self._held_batches -= holding.batches
+        del self._holdings[rank]
+        return 0
+
+    patch.setattr(Pool, "reclaim", reclaim)
+
+
+def adopt_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """A sum is adopted when it is there, whether or not the round is ever published."""
+    on_sum, on_commit = RankCore._on_sum, RankCore._on_commit
+
+    def eager(self: RankCore, event: SumReady, now_s: float) -> list[RankAction]:
+        actions = on_sum(self, event, now_s)
+        return [*actions, Adopt(event.key, take_raw=False)] if self.state is RankState.HOLDING else actions
+
+    def without_adoption(self: RankCore, key: RoundKey) -> list[RankAction]:
+        return [action for action in on_commit(self, key) if not isinstance(action, Adopt)]
+
+    patch.setattr(RankCore, "_on_sum", eager)
+    patch.setattr(RankCore, "_on_commit", without_adoption)
+
+
+def double_merge(patch: pytest.MonkeyPatch) -> None:
+    """What is merged goes back to the free samples as well, once per epoch."""
+
+    def twice(self: Pool, rank: RankId) -> tuple[Span, ...]:
+        spans = self._take_trained(rank)
+        if spans and self._merged.samples == 0:
+            self._free.update(spans[:1])
+            spans = spans[1:]
+        self._merged.update(spans)
+        return spans
+
+    patch.setattr(Pool, "merge", twice)
+
+
+def stale_key_accepted(patch: pytest.MonkeyPatch) -> None:
+    """Keys are not compared: what belongs to an aborted attempt counts for the current one."""
+
+    def is_current(self: RankCore, key: RoundKey) -> bool:
+        return self._round is not None
+
+    def reduce(self: Round, report: Reduced) -> bool:
+        if self.key is None or report.rank not in self._participants:
+            return False
+        self._reduced[report.rank] = report
+        return True
+
+    patch.setattr(RankCore, "_is_current", is_current)
+    patch.setattr(Round, "reduce", reduce)
+
+
+PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    bug.__name__: bug
+    for bug in (
+        no_reclaim,
+        adopt_before_commit,
+        double_merge,
+        stale_key_accepted,
+    )
+}
