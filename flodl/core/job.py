@@ -222,8 +222,6 @@ class JobCore:
         actions: list[JobAction] = [DropHost(host, reason)]
         if self.phase is Phase.WAITING:
             self.window.leave(host, reason)
-        for rank in self.membership.on_host(host):
-            self.membership[rank].has_exited = True
         if self.phase is not Phase.ENDING:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
             ranks = self._alive(host)
@@ -334,7 +332,6 @@ class JobCore:
         if rank not in self.membership or self.membership[rank].host != host:
             return []
         member = self.membership[rank]
-        member.has_exited = True
         code = end.process_exit_code(message.code, message.signal)
         if (not message.by_us and self.ending.correct_exit_code(rank, code)) or member.status in (
             RankStatus.FINISHED,

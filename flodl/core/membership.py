@@ -26,14 +26,13 @@ class RankStatus(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """One rank. ``reason`` says why it is dead; ``has_exited`` that its process has been reaped."""
+    """One rank. ``reason`` says why it is dead."""
 
     rank: RankId
     host: HostName
     device: Device
     status: RankStatus = RankStatus.SPAWNED
     reason: str = ""
-    has_exited: bool = False
 
 
 class Membership:
