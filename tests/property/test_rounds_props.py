@@ -17,7 +17,7 @@ class RoundMachine(RuleBasedStateMachine):
 
     @initialize(ranks=st.sets(RANKS, min_size=1))
     def start(self, ranks: set[int]) -> None:
-        self.round = Round(VERSION, {rank: (1, 4) for rank in sorted(ranks)})
+        self.round = Round(VERSION, dict.fromkeys(sorted(ranks), (1, 4)))
         self.alive, self.training = set(ranks), set(ranks)
         self.below = set(ranks)
         self.said: dict[int, Reduced] = {}
