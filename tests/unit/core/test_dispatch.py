@@ -60,6 +60,14 @@ def test_lease_ahead_does_not_raise_a_small_count_in_the_next_window() -> None:
         epoch.train({0: 3, 1: 1})
 
 
+def test_rank_that_holds_more_than_its_count_is_back_at_it_after_one_window() -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=1), 400, {0: 1.0, 1: 3.0})
+    epoch.pool.lease(1, 2)
+    assert epoch.plan()[1].max_steps == 2
+    epoch.train({0: 3, 1: 2})
+    assert epoch.plan(version=1)[1].max_steps == 1
+
+
 def test_nothing_is_leased_ahead_near_the_end() -> None:
     epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 60, {0: 1.0, 1: 2.0})
     plans = epoch.plan()
