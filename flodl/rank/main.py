@@ -22,7 +22,7 @@ from flodl.averaging.flat import FlatModel
 from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import EndRank
 from flodl.core.rank import RankCore
-from flodl.errors import UsageError
+from flodl.errors import FlodlError, UsageError
 from flodl.ids import RankId
 from flodl.messages import DaemonToRank, RankError, RankReady
 from flodl.rank.agent import Agent
@@ -79,10 +79,11 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     try:
         end = process.train()
     except Exception as error:  # noqa: BLE001  # whatever the script raised ends this rank
-        sys.excepthook(type(error), error, error.__traceback__)
+        with contextlib.suppress(SystemExit):  # a hook may say the exit code by raising it
+            sys.excepthook(type(error), error, error.__traceback__)
         _flush()
         process.report(error)
-        exit_code = 1
+        exit_code = error.exit_code if isinstance(error, FlodlError) else 1
     else:
         exit_code = end.exit_code
         if exit_code:

@@ -103,7 +103,7 @@ def test_model_factory_that_raises_is_the_headline(fdl: Fdl) -> None:
 def test_impossible_settings_are_refused_with_what_to_change(fdl: Fdl, flags: dict[str, int], words: str) -> None:
     run = fdl.job(**flags)
 
-    assert run.wait() == 1, run.story()
+    assert run.wait() == 2, run.story()
     assert words in run.stderr
     run.wait_until_clean()
 
