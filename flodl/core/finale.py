@@ -45,21 +45,22 @@ class Finale:
         return self._deadline_s is not None and now_s >= self._deadline_s
 
     # ---------------------------------------------------------------------------------------------------- finishing
-    def begin(self, now_s: float) -> None:
-        """Training is over."""
-        self._deadline_s = now_s + STATE_TIMEOUT_S
+    def begin(self) -> None:
+        """Training is over. The last evaluations take as long as they take; then the state has its deadline."""
+        self._deadline_s = None
 
     def is_collecting(self, training: Training, now_s: float) -> bool:
         """True while there is something to wait for, and somebody to wait for it from."""
         wants_state = not self._is_state_settled and self.head_code is None
         return (training.evals_pending or wants_state) and bool(self._membership.live) and not self.is_late(now_s)
 
-    def collect(self, training: Training) -> list[JobAction]:
+    def collect(self, training: Training, now_s: float) -> list[JobAction]:
         """Ask for the state, once all evaluations are answered."""
         owner = training.owner
         if training.evals_pending or self._state_from is not None or owner is None:
             return []
         self._state_from = owner
+        self._deadline_s = now_s + STATE_TIMEOUT_S
         return [SendHost(self._membership[owner].host, SendState(owner))]
 
     def on_state_sent(self, host: HostName, message: StateSent) -> list[JobAction]:

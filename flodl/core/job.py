@@ -382,14 +382,14 @@ class JobCore:
 
     def _after_loss(self, failure: Failure, now_s: float) -> list[JobAction]:
         left = self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
-        least = self._settings.join.min_rank_start or len(self.membership)
-        is_starting = self.phase is Phase.STAGING
+        is_starting = self.phase in (Phase.STAGING, Phase.FORMING)
+        least = self._settings.join.min_rank_start or (len(self.membership) if self.phase is Phase.STAGING else 1)
         if not left or (is_starting and len(left) < least):
-            have = f"{len(left)} of {least} ranks are left" if is_starting else "no rank is left"
+            have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
             return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
         self.ending.tolerate(failure)
         mode = next(iter(self.ready.values())).settings.cadence.mode if self.ready else None
-        if len(left) == 1 and mode is not None and mode.is_collective and self.phase is Phase.TRAINING:
+        if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
             message = f"a collective mode needs two ranks and rank {left[0]} is alone; {failure.error}"
             return self._stop(end.EXIT_TOO_FEW_RANKS, message, now_s)
         return []
@@ -447,10 +447,12 @@ class JobCore:
 
     def _wind_down(self, now_s: float) -> list[JobAction]:
         """One more round, if there is a cohort; else the end."""
-        if self.phase is Phase.FINISHING or (self.training is not None and self.training.is_stopping):
+        if self.phase is Phase.FINISHING:
             return []
         if self.phase is not Phase.TRAINING or self.training is None or not self.membership.live:
             return self._end(now_s, self._settings.stop_grace_s)
+        if self.training.is_stopping:
+            return []
         self._deadline_s = now_s + self._settings.stop_grace_s
         return self.training.stop(now_s)
 
@@ -541,17 +543,31 @@ class JobCore:
             return self._end(now_s, self._settings.stop_grace_s)
         if training.state is TrainingState.FINISHED:
             self.phase, self._deadline_s = Phase.FINISHING, None
-            self.finale.begin(now_s)
+            self.finale.begin()
             return self._proceed_finishing(training, now_s)
         if self.phase is Phase.FORMING and training.state is TrainingState.RUNNING:
             self.phase = Phase.TRAINING
         if self._deadline_s is not None and now_s >= self._deadline_s:
-            return self._end(now_s, self._settings.stop_grace_s)
+            return self._cut_off(training, now_s)
         return []
+
+    def _cut_off(self, training: Training, now_s: float) -> list[JobAction]:
+        """A stop's grace is over: who is still busy is given up, for the sake of what the others have trained."""
+        laggards = training.missing()
+        if not laggards or len(laggards) == len(self.membership.live):
+            return self._end(now_s, self._settings.stop_grace_s)
+        self._deadline_s = now_s + self._settings.stop_grace_s
+        actions: list[JobAction] = []
+        for rank in laggards:
+            host = self.membership[rank].host
+            reason = f"still busy {self._settings.stop_grace_s:g} s after the stop"
+            failure = Failure(end.KIND_SILENCE, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            actions += [SendHost(host, KillRank(rank, reason)), *self._lose((rank,), failure, now_s)]
+        return actions
 
     def _proceed_finishing(self, training: Training, now_s: float) -> list[JobAction]:
         if self.finale.is_collecting(training, now_s):
-            return self.finale.collect(training)
+            return self.finale.collect(training, now_s)
         self.phase = Phase.ENDING
         return self.finale.dismiss(now_s)
 

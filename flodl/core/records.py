@@ -18,12 +18,11 @@ class _RankAccount:
 
 @dataclass(frozen=True, slots=True)
 class LastWindow:
-    """A rank's last committed window, for status: samples per second, share of the cohort's samples, mean loss."""
+    """A rank's last committed window with a step, for status: samples per second, mean loss."""
 
     steps: int
     samples: int
     rate: float | None
-    share: float
     loss: float | None
 
 
@@ -76,17 +75,16 @@ class EpochAccounts:
 
 
 def last_windows(reports: Mapping[RankId, WindowDone]) -> dict[RankId, LastWindow]:
-    """Status figures of one committed round."""
-    total = sum(report.samples for report in reports.values())
+    """Status figures of one committed round, of the ranks that trained in it."""
     return {
         rank: LastWindow(
             steps=report.steps,
             samples=report.samples,
             rate=report.samples / report.window_ms * 1e3 if report.window_ms > 0 else None,
-            share=report.samples / total if total else 0.0,
-            loss=report.loss_sum / report.samples if report.samples else None,
+            loss=report.loss_sum / report.samples,
         )
         for rank, report in reports.items()
+        if report.samples
     }
 
 

@@ -86,7 +86,8 @@ class Training:
         self.epoch = 0
         self.is_stopping = False
         self.stalled_reason = ""
-        self.last: Mapping[RankId, LastWindow] = {}
+        self.last: dict[RankId, LastWindow] = {}
+        self.merged: dict[RankId, tuple[int, int]] = {}
         self.elche = ElChe(settings.cadence, membership.live)
         self.pool = Pool(0, settings.dataset_size, settings.batch_size, merge_single_tail)
         self.epoch_batches = self.pool.remaining_batches
@@ -128,6 +129,10 @@ class Training:
         """End in order: windows close at the next batch boundary, one more round merges what was trained."""
         self.is_stopping = True
         return self._close(self._round.ranks_to_close(now=True)) + self._advance(now_s)
+
+    def missing(self) -> tuple[RankId, ...]:
+        """The ranks whose window or reduce the round still waits for."""
+        return self._round.missing()
 
     def tick(self, now_s: float) -> list[JobAction]:
         """Deadlines."""
@@ -194,7 +199,7 @@ class Training:
         if message.error:
             detail = f"eval_fn failed on rank {message.rank} after epoch {message.epoch}: {message.error}"
             return [Record("eval_failed", Severity.WARNING, detail, {"epoch": message.epoch, "rank": message.rank})]
-        detail = f"epoch {message.epoch}: eval {message.value:.6g}"
+        detail = f"epoch {message.epoch + 1}: eval {message.value:.6g}"
         fields = {"epoch": message.epoch, "value": message.value, "rank": message.rank}
         return [
             Record("eval", Severity.INFO, detail, fields),
@@ -342,10 +347,12 @@ class Training:
         actions.append(self._merge(key))
         actions += self._count_nonfinite()
         self._dispatch.settle({rank: report.steps for rank, report in reports.items()})
-        for report in reports.values():
+        for rank, report in reports.items():
             self._accounts.add(report)
+            steps, samples = self.merged.get(rank, (0, 0))
+            self.merged[rank] = (steps + report.steps, samples + report.samples)
         if not self._is_seed:
-            self.last = last_windows(reports)
+            self.last |= last_windows(reports)
             self.elche.observe(_timings(reports), self._round.reduce_ms())
         self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
         if self.pool.is_complete:
@@ -393,7 +400,7 @@ class Training:
             "shares": tuple(report.per_rank_batch_share.items()),
         }
         actions: list[JobAction] = [
-            Record("epoch", Severity.INFO, f"epoch {report.epoch}: loss {loss}", fields),
+            Record("epoch", Severity.INFO, f"epoch {report.epoch + 1}: loss {loss}", fields),
             SendHead(report),
         ]
         if self._settings.eval_samples:

@@ -76,6 +76,8 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
 def _rank(core: JobCore, member: Member) -> dict[str, Any]:
     training, beat = core.training, core.beats.get(member.rank)
     last = None if training is None else training.last.get(member.rank)
+    steps, samples = (0, 0) if training is None else training.merged.get(member.rank, (0, 0))
+    merged = 0 if training is None else sum(count for _, count in training.merged.values())
     pulse = core.liveness.rank_pulse(member.rank)
     is_suspect = member.status is RankStatus.LIVE and pulse is Pulse.SUSPECT
     return {
@@ -85,10 +87,10 @@ def _rank(core: JobCore, member: Member) -> dict[str, Any]:
         "device_name": member.device.name,
         "state": "suspect" if is_suspect else str(member.status),
         "reason": member.reason,
-        "steps": None if beat is None else beat.steps,
+        "steps": steps if beat is None else max(steps, beat.steps),
         "rss_bytes": None if beat is None else beat.rss_bytes,
         "rate": None if last is None else last.rate,
-        "share": None if last is None else last.share,
+        "share": samples / merged if merged else None,
         "loss": None if last is None else last.loss,
         "count": None if training is None else training.counts.get(member.rank),
     }

@@ -58,9 +58,12 @@ def _message(outcome: Mapping[str, Any]) -> str:
 
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     who, what = _who(failure, state), _what(failure)
-    lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     path = log_path(run, failure)
-    said = last_lines(path) or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
+    printed = last_lines(path)
+    if failure.get("kind") == "head" and printed and not failure.get("signal"):
+        what = printed[-1].strip() or what  # the script's own words say more than its exit code
+    lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
+    said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
         lines += [
             f"last lines of {'its stderr' if path.exists() else 'the traceback'}:",

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from flodl.errors import DeadlineExceeded, FlodlError
+from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
 from flodl.launch import listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
@@ -101,13 +101,20 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         run_id=rundir.new_run_id(created_s),
         created_s=created_s,
         script=options.script,
-        cwd=os.getcwd(),
+        cwd=_working_directory(),
         python=sys.executable,
         local_names=local_names(),
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
     )
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the working directory has been deleted; change to one that exists") from None
 
 
 def local_names() -> frozenset[str]:

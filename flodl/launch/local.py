@@ -8,6 +8,8 @@ import signal
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from flodl.launch.bootstrap import Bootstrap, ReadyScanner, encode
 from flodl.launch.commands import FOLDER_MISSING, INTERPRETER_MISSING, daemon_argv
 from flodl.launch.plan import HostPlan
@@ -32,16 +34,24 @@ class LocalDaemon:
         return DaemonEnded(code, f"ended with code {code}")
 
     async def close(self) -> None:
-        """Ask it to end, wait a moment, then end it; its warden clears what it leaves behind."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
+        """Ask it to end, wait a moment, then end it; its warden clears what it leaves behind.
+
+        What is killed first is the daemon below the warden, which may be frozen: the warden then ends the whole tree.
+        """
+        for end in (self._process.terminate, self._kill_daemon, self._process.kill):
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
-                    self._process.send_signal(number)
+                    end()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
         for task in self._pumps:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+
+    def _kill_daemon(self) -> None:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(self._process.pid).children():
+                child.kill()
 
 
 async def start_local(host: HostPlan, bootstrap: Bootstrap, log_path: Path) -> LocalDaemon:

@@ -193,7 +193,9 @@ class Viewer:
     def _show_event(self, line: Mapping[str, Any]) -> None:
         event, detail = str(line.get("event", "")), str(line.get("detail", ""))
         severity = line.get("severity")
-        if event == "epoch":
+        if event == "eval":
+            self._terminal.result(f"fdl: {detail}")
+        elif event == "epoch":
             self._terminal.result(epoch_line(line.get("fields") or {}))
         elif severity in ("critical", "warning"):
             self._terminal.result(f"fdl: {event}: {detail}")

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from flodl.core.events import Evaluated
 from flodl.data.device import to_device
+from flodl.rank.words import describe
 from flodl.spec.knobs import JobConfig
 
 
@@ -29,7 +30,7 @@ def evaluate(model: nn.Module, device: torch.device, config: JobConfig, epoch: i
             value = _mean(model, device, config)
     except Exception as error:  # noqa: BLE001  # whatever the script raised
         traceback.print_exc()
-        return Evaluated(epoch, 0.0, f"{type(error).__name__}: {error}")
+        return Evaluated(epoch, 0.0, describe(error))
     return Evaluated(epoch, value, "")
 
 

@@ -13,7 +13,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -31,13 +31,11 @@ from flodl.rank.inbox import Inbox
 from flodl.rank.planes import CollectiveRounds, Plane, SharedRounds
 from flodl.rank.shell import RankShell
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
+from flodl.rank.words import MAX_CHARS, describe, encodable
 from flodl.runtime.blocking import BlockingFrames
 from flodl.spec.fingerprint import datasets_fingerprint, model_fingerprint
 from flodl.spec.job import TrainingJob
 from flodl.spec.state import write_state
-
-MAX_TRACEBACK_CHARS: Final = 32_768
-"""The end of a longer traceback goes into the report; the whole of it is in the rank's log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     process = _RankProcess(mine, job, Agent(mine.rank, frames, inbox), inbox)
     try:
         end = process.train()
-    except Exception as error:  # noqa: BLE001  # whatever the script raised ends this rank
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001  # whatever the script raised ends this rank
         with contextlib.suppress(SystemExit):  # a hook may say the exit code by raising it
             sys.excepthook(type(error), error, error.__traceback__)
         _flush()
@@ -116,10 +114,10 @@ class _RankProcess:
         finally:
             stepper.close()
 
-    def report(self, error: Exception) -> None:
+    def report(self, error: BaseException) -> None:
         """Tell the controller what the script raised."""
-        text = "".join(traceback.format_exception(error))[-MAX_TRACEBACK_CHARS:]
-        self._agent.send(RankError(self._ticket.rank, _encodable(f"{type(error).__name__}: {error}"), _encodable(text)))
+        text = encodable("".join(traceback.format_exception(error)))[-MAX_CHARS:]
+        self._agent.send(RankError(self._ticket.rank, describe(error), text))
 
     def _shell(self, stepper: Stepper, flat: FlatModel) -> RankShell:
         config, ticket, agent = self._job.config, self._ticket, self._agent
@@ -160,10 +158,6 @@ def _device(ticket: RankTicket) -> torch.device:
         )
     # The daemon pins the one GPU by CUDA_VISIBLE_DEVICES, and then it is number 0.
     return torch.device("cuda", 0 if torch.cuda.device_count() == 1 else ticket.device_index)
-
-
-def _encodable(text: str) -> str:
-    return text.encode(errors="backslashreplace").decode()
 
 
 def _flush() -> None:

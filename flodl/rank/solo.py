@@ -7,6 +7,7 @@ With one rank there is nothing to average: rounds only close windows, so the win
 import atexit
 import dataclasses
 import logging
+import os
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
 from flodl.core.window import JoinSettings
-from flodl.errors import RankFailed
+from flodl.errors import RankFailed, UsageError
 from flodl.messages import (
     CadenceSettings,
     CloseRound,
@@ -105,6 +106,10 @@ def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.
         sys.stderr.write("flodl: the script ends before its training: keep the handle and call join()\n")
         solo.ask_stop("the end of the script")
         thread.join(EXIT_WAIT_S)
+        if not hasattr(sys, "last_value"):  # else an exception of the script's own says more, and has its own code
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(UsageError.exit_code)
 
 
 class _Solo:

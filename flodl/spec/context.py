@@ -33,8 +33,12 @@ class ScalarSums:
         self._lock = threading.Lock()
         self._sums: dict[str, tuple[Any, int]] = {}
 
-    def add(self, name: str, value: Any) -> None:
+    def add(self, name: object, value: Any) -> None:
         """Add one value; a tensor stays on its device until the drain, so that a step never waits for it."""
+        if not (isinstance(name, str) and name.isprintable()):
+            raise UsageError(f"record_scalar: the name is {name!r}; use printable text")
+        if hasattr(value, "numel") and value.numel() != 1:
+            raise UsageError(f"record_scalar({name!r}): a tensor of shape {list(value.shape)}; record one number")
         detached = value.detach() if hasattr(value, "detach") else float(value)
         with self._lock:
             if name not in self._sums and len(self._sums) >= MAX_SCALAR_NAMES:

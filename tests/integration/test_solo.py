@@ -241,4 +241,4 @@ def test_a_script_that_never_joins_is_told_so(tmp_path: Path, deadline_factor: f
         _, err = process.communicate(timeout=LIMIT_S * deadline_factor)
 
     assert "keep the handle and call join()" in err
-    assert process.returncode == 0
+    assert process.returncode == 2

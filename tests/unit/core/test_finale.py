@@ -33,7 +33,7 @@ class Stage:
         settings = Settings(10, 2, 1, 0, CadenceSettings(Mode.CPU_SYNC))
         self.training = Training(settings, Layout(1, 0, 0), False, self.membership, 300.0, NOW_S)
         self.finale = Finale(self.ending, self.membership, has_head, GRACE_S)
-        self.finale.begin(NOW_S)
+        self.finale.begin()
 
     def is_collecting(self, now_s: float = NOW_S) -> bool:
         return self.finale.is_collecting(self.training, now_s)
@@ -42,8 +42,8 @@ class Stage:
 def test_owner_is_asked_for_the_state_once() -> None:
     stage = Stage()
     assert stage.is_collecting()
-    assert stage.finale.collect(stage.training) == [SendHost("a", SendState(0))]
-    assert stage.finale.collect(stage.training) == []
+    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(0))]
+    assert stage.finale.collect(stage.training, NOW_S) == []
     assert stage.finale.on_state_sent("a", StateSent(0, 99, "")) == [ReceiveState("a", 0, 99)]
     assert stage.is_collecting()
     stage.finale.on_state_stored("/state", "")
@@ -53,18 +53,18 @@ def test_owner_is_asked_for_the_state_once() -> None:
 def test_state_of_a_rank_that_was_not_asked_is_not_received() -> None:
     stage = Stage()
     assert stage.finale.on_state_sent("a", StateSent(0, 99, "")) == []
-    stage.finale.collect(stage.training)
+    stage.finale.collect(stage.training, NOW_S)
     assert stage.finale.on_state_sent("a", StateSent(1, 99, "")) == []
 
 
 def test_another_rank_is_asked_when_the_first_is_lost() -> None:
     stage = Stage()
-    stage.finale.collect(stage.training)
+    stage.finale.collect(stage.training, NOW_S)
     stage.membership.bury(0, "killed")
     stage.finale.lose((0,))
-    assert stage.finale.collect(stage.training) == [SendHost("a", SendState(1))]
+    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(1))]
     stage.finale.lose((0,))
-    assert stage.finale.collect(stage.training) == []
+    assert stage.finale.collect(stage.training, NOW_S) == []
 
 
 def test_nobody_left_means_nothing_to_wait_for_and_nobody_to_ask() -> None:
@@ -72,12 +72,12 @@ def test_nobody_left_means_nothing_to_wait_for_and_nobody_to_ask() -> None:
     for rank in (0, 1):
         stage.membership.bury(rank, "killed")
     assert not stage.is_collecting()
-    assert stage.finale.collect(stage.training) == []
+    assert stage.finale.collect(stage.training, NOW_S) == []
 
 
 def test_state_that_cannot_be_sent_or_stored_fails_the_run() -> None:
     for stage, error in ((Stage(), "could not be sent: full"), (Stage(), "could not be stored: full")):
-        stage.finale.collect(stage.training)
+        stage.finale.collect(stage.training, NOW_S)
         if "sent" in error:
             assert stage.finale.on_state_sent("a", StateSent(0, 0, "full")) == []
         else:
@@ -96,6 +96,8 @@ def test_state_is_not_wanted_without_a_head_or_after_its_end() -> None:
 
 def test_state_is_given_up_after_its_time() -> None:
     stage = Stage()
+    assert stage.finale.next_deadline_s() is None
+    stage.finale.collect(stage.training, NOW_S)
     assert stage.finale.next_deadline_s() == NOW_S + STATE_TIMEOUT_S
     assert stage.is_collecting(NOW_S + STATE_TIMEOUT_S - 0.1)
     assert not stage.is_collecting(NOW_S + STATE_TIMEOUT_S)

@@ -490,6 +490,27 @@ def test_last_round_of_a_stop_has_the_stop_grace() -> None:
     assert StopHead(GRACE_S) in cohort.actions
 
 
+def test_rank_that_is_busy_beyond_the_stop_grace_is_given_up_and_the_others_work_is_kept() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE)
+    cohort.train_until(WindowDone)
+    cohort.waiting.pop()  # its window is never answered
+    cohort.release(WindowDone)
+    cohort.stop()
+    assert cohort.core.phase is Phase.TRAINING
+    cohort.core.liveness.forgive(1e6)
+    cohort.tick(1.0 + GRACE_S)
+    assert [kill.reason for kill in cohort.sent(KillRank)] == [f"still busy {GRACE_S:g} s after the stop"]
+    assert cohort.sent(SendState)
+
+
+def test_same_error_in_every_rank_ends_the_run_at_once() -> None:
+    cohort = training()
+    for rank in range(3):
+        cohort.say(RankError(rank, "ValueError: x", "Traceback"))
+    assert cohort.core.phase in (Phase.ENDING, Phase.ENDED)
+    assert (cohort.core.ending.status, cohort.core.ending.collateral) == ("failed", 2)
+
+
 def test_hosts_that_do_not_stop_in_time_are_given_up() -> None:
     cohort = training()
     cohort.held.add(HostStopped)

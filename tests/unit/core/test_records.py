@@ -41,9 +41,9 @@ def test_figures_that_a_peer_leaves_empty_divide_nothing() -> None:
     assert (report.per_rank_throughput, report.per_rank_batch_share, report.scalars) == ({}, {"0": 0.0}, {})
 
 
-def test_last_windows_tell_rate_share_and_loss() -> None:
+def test_last_windows_tell_rate_and_loss_of_who_trained() -> None:
     reports = {0: WINDOW, 1: replace(WINDOW, rank=1, samples=10, steps=2, loss_sum=1.0, window_ms=0.0)}
     assert last_windows(reports) == {
-        0: LastWindow(10, 40, 20.0, 0.8, 0.5), 1: LastWindow(2, 10, None, 0.2, 0.1),
+        0: LastWindow(10, 40, 20.0, 0.5), 1: LastWindow(2, 10, None, 0.1),
     }  # fmt: skip
-    assert last_windows({0: replace(WINDOW, samples=0)}) == {0: LastWindow(10, 0, 0.0, 0.0, None)}
+    assert last_windows({0: replace(WINDOW, samples=0)}) == {}
