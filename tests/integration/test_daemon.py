@@ -174,6 +174,7 @@ def test_ranks_leave_no_descriptor_zombie_or_file_in_the_daemon(tmp_path: Path) 
     async def scenario(at_desk: Desk) -> None:
         await at_desk.start("print('x')\n", ("cpu",) * 8, spool_dir=str(tmp_path))
         _, daemon = at_desk.pids()
+        await at_desk.until_said(Beat)  # its loop runs and holds all that it needs without ranks
         before = len(os.listdir(f"/proc/{daemon}/fd"))
         at_desk.spawn(8)
         await at_desk.until_said(RankExited, 8)
