@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import dataclasses
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from flodl.errors import HostUnreachable
@@ -211,6 +213,26 @@ def test_local_daemons_end_is_told_as_a_shell_would(bootstrap: Bootstrap, tmp_pa
             await daemon.close()
 
     assert run(body) == running.DaemonEnded(137, "ended by SIGKILL")
+
+
+def test_frozen_local_daemon_is_ended_with_all_that_hangs_on_it(
+    bootstrap: Bootstrap, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "CLOSE_TIMEOUT_S", 1.0)
+
+    async def body() -> list[psutil.Process]:
+        daemon = await local.start_local(local_host(tmp_path, sys.executable), bootstrap, tmp_path / "log")
+        tree = psutil.Process().children(recursive=True)
+        tree[-1].suspend()
+        async with asyncio.timeout(10):
+            while tree[-1].status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
+        await daemon.close()
+        return tree
+
+    tree = run(body)
+    assert len(tree) == 2
+    assert psutil.wait_procs(tree, timeout=10)[1] == []
 
 
 @pytest.mark.parametrize(
