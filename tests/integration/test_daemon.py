@@ -16,6 +16,8 @@ import pytest
 from flodl.messages import Beat, HostStopped, KillRank, RankExited, StateSent, StopHost
 from tests.integration.daemon_desk import Desk, desk
 
+SUSPECT_S = 10.0  # the silence that counts (docs/operations.md); the beats are due every second
+
 SLEEP = "import os, time\nprint('pid', os.getpid(), flush=True)\ntime.sleep(600)\n"
 STUBBORN = """
 import os, signal, subprocess, sys, time
@@ -126,7 +128,7 @@ def test_heartbeats_come_through_whatever_a_rank_prints(tmp_path: Path) -> None:
         await at_desk.until(lambda: len(at_desk.output.get((0, "stdout"), ())) == 40_000_000)
         await at_desk.until_said(RankExited)
         gaps = [b - a for a, b in zip(at_desk.heard_s, at_desk.heard_s[1:], strict=False)]
-        assert max(gaps) < 3.0, sorted(gaps)[-5:]
+        assert max(gaps) < SUSPECT_S, sorted(gaps)[-5:]
 
     at(tmp_path, scenario)
 
