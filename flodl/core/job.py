@@ -22,7 +22,6 @@ from flodl.core.actions import (
     SendHost,
     Severity,
 )
-from flodl.core.admission import disagreement
 from flodl.core.events import (
     HeadExited,
     HeadSaid,
@@ -38,12 +37,12 @@ from flodl.core.events import (
 from flodl.core.finale import Finale
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
+from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
-from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
+from flodl.core.window import JoinSettings, Verdict
 from flodl.errors import CoverageError
 from flodl.ids import HostName, RankId
 from flodl.messages import (
-    Admitted,
     Beat,
     EvalDone,
     Evict,
@@ -64,11 +63,8 @@ from flodl.messages import (
     RankExited,
     RankFinished,
     RankReady,
-    RankSpec,
     Reduced,
-    SpawnRanks,
     StateSent,
-    StopHost,
     StopRequest,
     StoreRequest,
     WindowDone,
@@ -108,16 +104,14 @@ class JobCore:
         self.ending = end.Ending()
         self.membership = Membership()
         self.finale = Finale(self.ending, self.membership, settings.has_head, settings.stop_grace_s)
-        self.window = JoinWindow(settings.join, opened_s)
         self.liveness = Liveness(settings.liveness)
+        grace_s = settings.liveness.startup_s
+        self.startup = Startup(settings.join, grace_s, self.membership, self.liveness, opened_s)
         self.training: Training | None = None
-        self.ready: dict[RankId, RankReady] = {}
-        self.head_ready: HeadReady | None = None
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
         self._deadline_s: float | None = None
-        self._window_deadline_s = self.window.next_deadline_s(opened_s)
 
     # ----------------------------------------------------------------------------------------------------- contract
     def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
@@ -130,7 +124,7 @@ class JobCore:
             case HostDropped(host, reason):
                 actions = self._host_gone(host, f"connection lost: {reason}", now_s)
             case HostFailed():
-                actions = self._on_host_failed(event)
+                actions = self.startup.fail(event)
             case HeadSaid(message):
                 actions = self._on_head(message, now_s)
             case HeadExited():
@@ -156,8 +150,8 @@ class JobCore:
         candidates = [self._deadline_s, self.finale.next_deadline_s()]
         if self.phase is not Phase.ENDING:
             candidates.append(self.liveness.next_deadline_s())
-        if self.phase is Phase.WAITING:
-            candidates.append(self._window_deadline_s)
+        if self.phase in (Phase.WAITING, Phase.STAGING):
+            candidates.append(self.startup.next_deadline_s())
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             candidates.append(self.training.next_deadline_s())
         return min((at for at in candidates if at is not None), default=None)
@@ -189,16 +183,12 @@ class JobCore:
                 return self._on_rank(host, message, now_s)
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
-        refusal = self.window.refusal(hello) if self.phase is Phase.WAITING else "the run has started without it"
+        is_open = self.phase is Phase.WAITING
+        refusal = self.startup.window.refusal(hello) if is_open else "the run has started without it"
         if refusal:
-            note = Record("join_refused", Severity.WARNING, f"{hello.host} refused: {refusal}", {"host": hello.host})
-            self.window.refuse(hello.host, refusal)
-            return [note, SendHost(hello.host, StopHost(refusal, 0.0)), DropHost(hello.host, refusal)]
-        self.window.join(hello)
+            return self.startup.refuse(hello, refusal)
         self.hosts[hello.host] = hello
-        self.liveness.watch_host(hello.host, now_s)
-        detail = f"{hello.host} joined with {len(hello.devices)} device(s)"
-        return [Record("host_joined", Severity.INFO, detail, {"host": hello.host, "address": hello.address})]
+        return self.startup.join(hello, now_s)
 
     def _on_beat(self, host: HostName, beat: Beat, now_s: float) -> list[JobAction]:
         self.liveness.hear_host(host, now_s)
@@ -209,11 +199,6 @@ class JobCore:
                     self.liveness.hear_rank(rank.rank, rank.age_ms / 1e3, now_s)
         return [SendHost(host, Heard())]
 
-    def _on_host_failed(self, event: HostFailed) -> list[JobAction]:
-        detail = f"{event.host}: {event.stage}: {event.reason}"
-        self.window.fail(Absence(event.host, event.stage, event.reason, event.remedy))
-        return [Record("host_failed", Severity.CRITICAL, detail, {"host": event.host, "stage": event.stage})]
-
     def _host_gone(self, host: HostName, reason: str, now_s: float) -> list[JobAction]:
         if host not in self.hosts:
             return []
@@ -221,7 +206,7 @@ class JobCore:
         self.liveness.forget_host(host)
         actions: list[JobAction] = [DropHost(host, reason)]
         if self.phase is Phase.WAITING:
-            self.window.leave(host, reason)
+            self.startup.window.leave(host, reason)
         if self.phase is not Phase.ENDING:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
             ranks = self._alive(host)
@@ -266,7 +251,8 @@ class JobCore:
             return [note, SendHost(host, Evict(rank, member.reason))]
         match message:
             case RankReady():
-                return self._on_ready(message)
+                self.startup.report_ready(message)
+                return []
             case RankError():
                 return self._on_rank_error(host, message, now_s)
             case RankFinished():
@@ -314,12 +300,6 @@ class JobCore:
         if self.phase is Phase.ENDING and self.membership[rank].status is RankStatus.LIVE:
             self.membership.finish(rank)
             self.liveness.forget_rank(rank)
-        return []
-
-    def _on_ready(self, message: RankReady) -> list[JobAction]:
-        if self.membership[message.rank].status is RankStatus.SPAWNED:
-            self.membership.mark_ready(message.rank)
-            self.ready[message.rank] = message
         return []
 
     def _on_rank_error(self, host: HostName, message: RankError, now_s: float) -> list[JobAction]:
@@ -388,7 +368,7 @@ class JobCore:
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
             return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
         self.ending.tolerate(failure)
-        mode = next(iter(self.ready.values())).settings.cadence.mode if self.ready else None
+        mode = next(iter(self.startup.ready.values())).settings.cadence.mode if self.startup.ready else None
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
             message = f"a collective mode needs two ranks and rank {left[0]} is alone; {failure.error}"
             return self._stop(end.EXIT_TOO_FEW_RANKS, message, now_s)
@@ -398,7 +378,7 @@ class JobCore:
     def _on_head(self, message: FromHead, now_s: float) -> list[JobAction]:
         match message:
             case HeadReady():
-                self.head_ready = message
+                self.startup.head_ready = message
                 return []
             case HeadError(error, traceback):
                 failure = Failure(end.KIND_HEAD, "", -1, error, traceback, 1, 0)
@@ -462,7 +442,7 @@ class JobCore:
         actions = self._pulse(now_s) if self.phase is not Phase.ENDING else []
         if self.phase is Phase.WAITING:
             actions += self._proceed_waiting(now_s)
-        elif self.phase is Phase.STAGING and not self.membership.with_status(RankStatus.SPAWNED):
+        elif self.phase is Phase.STAGING and self.startup.is_staged:
             actions += self._admit(now_s)
         elif self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             actions += self.training.tick(now_s)
@@ -472,69 +452,39 @@ class JobCore:
         return actions + (self._proceed_ending(now_s) if self.phase is Phase.ENDING else [])
 
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
-        match self.window.verdict(now_s):
+        match self.startup.verdict(now_s):
             case Verdict.WAIT:
-                self._window_deadline_s = self.window.next_deadline_s(now_s)
                 return []
             case Verdict.START:
-                return self._spawn(now_s)
+                self.phase = Phase.STAGING
+                return self.startup.spawn(now_s)
             case Verdict.FAIL:
                 return self._fail_to_join(now_s)
             case _ as verdict:
                 assert_never(verdict)
 
     def _fail_to_join(self, now_s: float) -> list[JobAction]:
-        absences = self.window.absences()
-        lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
-        is_unreachable = any(absence.stage != "join" for absence in absences)
-        code = end.EXIT_UNREACHABLE if is_unreachable else end.EXIT_TOO_FEW_RANKS
-        host = absences[0].host if absences else ""
-        message = "the run cannot start:\n" + "\n".join(lines)
-        self.ending.fail(Failure(end.KIND_HOST, host, -1, "\n".join(lines), "", code, 0), message)
+        failure = self.startup.absence_failure()
+        self.ending.fail(failure, f"the run cannot start:\n{failure.error}")
         return self._end(now_s, self._settings.stop_grace_s)
 
-    def _spawn(self, now_s: float) -> list[JobAction]:
-        self.phase = Phase.STAGING
-        specs: dict[HostName, list[RankSpec]] = {}
-        for host, device in self.window.devices():
-            member = self.membership.spawn(host, device)
-            self.liveness.watch_rank(member.rank, host, now_s)
-            mine = specs.setdefault(host, [])
-            mine.append(RankSpec(member.rank, len(mine), device))
-        world_size = len(self.membership)
-        note = Record("spawning", Severity.INFO, f"starting {world_size} rank(s) on {len(specs)} host(s)", {})
-        return [note, *(SendHost(host, SpawnRanks(world_size, tuple(ranks))) for host, ranks in specs.items())]
-
     def _admit(self, now_s: float) -> list[JobAction]:
-        """All ranks are ready: they must agree before they may train."""
-        ranks = self.membership.with_status(RankStatus.READY)
-        if self._settings.has_head and self.head_ready is None:
-            return self._await_head(now_s)
-        reports = [self.ready[rank] for rank in ranks]
-        reason = disagreement(reports, self.head_ready)
+        """All ranks are ready: they must agree, with the head, before they may train."""
+        startup, grace_s = self.startup, self._settings.liveness.startup_s
+        if self._settings.has_head and startup.head_ready is None:
+            if not startup.is_head_late(now_s):
+                return []
+            late = f"the head (the script on the controller's machine) did not reach Trainer.run within {grace_s:g} s"
+            return self._fail(Failure(end.KIND_HEAD, "", -1, late, "", 1, 0), late, now_s)
+        reason = startup.disagreement()
         if reason:
-            failure = Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0)
-            return self._fail(failure, reason, now_s)
-        first = reports[0]
-        self.membership.admit(ranks)
+            return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason, now_s)
+        actions = startup.admit()
+        first = startup.ready[self.membership.live[0]]
         self.phase = Phase.FORMING
         stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
         self.training = Training(first.settings, first.layout, first.merge_single_tail, self.membership, stall_s, now_s)
-        self._deadline_s = None
-        actions: list[JobAction] = [Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", {})]
-        size = len(self.membership)
-        actions += [SendHost(self.membership[rank].host, Admitted(rank, size, ranks)) for rank in ranks]
         return actions + self.training.begin(now_s)
-
-    def _await_head(self, now_s: float) -> list[JobAction]:
-        """All ranks wait for the head: it has the same grace for its start-up as they had, from now on."""
-        grace_s = self._settings.liveness.startup_s
-        if self._deadline_s is None:
-            self._deadline_s = now_s + grace_s
-        if now_s < self._deadline_s:
-            return []
-        message = f"the head (the script on the controller's machine) did not reach Trainer.run within {grace_s:g} s"
-        return self._fail(Failure(end.KIND_HEAD, "", -1, message, "", 1, 0), message, now_s)
 
     def _proceed_training(self, training: Training, now_s: float) -> list[JobAction]:
         if training.state is TrainingState.STALLED:

@@ -14,7 +14,7 @@ SCHEMA = 1
 def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
     """What ``fdl status --json`` prints, but for what only the shell knows (run id, name, outcome)."""
     training = core.training
-    first = next(iter(core.ready.values()), None)
+    first = next(iter(core.startup.ready.values()), None)
     view: dict[str, Any] = {
         "schema": SCHEMA,
         "phase": str(core.phase),
@@ -28,7 +28,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
         "ranks": [_rank(core, member) for member in core.membership.all()],
         "absent": [
             {"host": absence.host, "stage": absence.stage, "reason": absence.reason}
-            for absence in core.window.absences()
+            for absence in core.startup.window.absences()
         ],
         "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
         "message": core.ending.message,
@@ -53,10 +53,12 @@ def _bytes(layout: Layout) -> int:
 
 
 def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
-    names = dict.fromkeys((*core.window.joined, *core.membership.hosts_of(m.rank for m in core.membership.all())))
+    names = dict.fromkeys(
+        (*core.startup.window.joined, *core.membership.hosts_of(m.rank for m in core.membership.all()))
+    )
     found = []
     for name in names:
-        hello = core.window.joined.get(name)
+        hello = core.startup.window.joined.get(name)
         pulse = core.liveness.host_pulse(name)
         found.append(
             {

@@ -193,7 +193,7 @@ def test_second_report_of_a_rank_changes_nothing() -> None:
     cohort = Cohort().join()
     cohort.say(cohort.ready(0))
     cohort.say(replace(cohort.ready(0), backend="nccl"))
-    assert cohort.core.ready[0].backend == "gloo"
+    assert cohort.core.startup.ready[0].backend == "gloo"
 
 
 def test_head_that_does_not_come_up_is_given_the_ranks_grace() -> None:
