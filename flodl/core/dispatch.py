@@ -66,9 +66,11 @@ class Dispatch:
         window = allocate(pool.remaining_batches, counts, held)
         is_far = pool.remaining_batches >= 2 * sum(window.values()) + 2 * AHEAD_BATCHES * len(live)
         ahead = AHEAD_BATCHES if is_far else 0
-        # Never more than the rank's count: what it holds is the least of its next window, and with small counts the
-        # slow rank would do a fast one's share.
-        return {rank: _Bounds(count, count, count + min(ahead, counts[rank])) for rank, count in window.items()}
+        # Less than the rank's count: what it holds is the least of its next window, which an anchor that shrinks by one
+        # makes one shorter; the fast ranks would wait for whoever must do more.
+        return {
+            rank: _Bounds(count, count, count + min(ahead, max(1, counts[rank] - 1))) for rank, count in window.items()
+        }
 
     def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], pool: Pool) -> dict[RankId, _Bounds]:
         remaining = pool.remaining_batches

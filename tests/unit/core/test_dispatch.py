@@ -1,5 +1,7 @@
 """Plans of windows: who does how much, from which leases."""
 
+from dataclasses import replace
+
 import pytest
 
 from flodl.core.dispatch import AHEAD_BATCHES, SYNC_LEAD_BATCHES, Dispatch
@@ -58,6 +60,15 @@ def test_lease_ahead_does_not_raise_a_small_count_in_the_next_window() -> None:
         plans = epoch.plan(version)
         assert [plan.max_steps for plan in plans.values()] == [3, 1]
         epoch.train({0: 3, 1: 1})
+
+
+@pytest.mark.parametrize("anchor", [2, 3, 4])
+def test_lease_ahead_fits_into_the_window_of_an_anchor_that_has_shrunk_by_one(anchor: int) -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=anchor), 400, {0: 1.0, 1: 3.0})
+    epoch.plan()
+    epoch.train({0: 3 * anchor, 1: anchor})
+    epoch.elche.restore(replace(epoch.elche.state(), anchor=anchor - 1))
+    assert [plan.max_steps for plan in epoch.plan(version=1).values()] == [3 * (anchor - 1), anchor - 1]
 
 
 def test_rank_that_holds_more_than_its_count_is_back_at_it_after_one_window() -> None:
