@@ -283,6 +283,7 @@ class WindowDone:
     ``samples`` were trained in this window, in grant order. ``delivered_ms`` per full batch runs from the end of the
     first batch to the end of the last and is None with fewer than two steps; ``compute_ms`` per full batch counts only
     the time inside steps. ``window_ms`` is the whole time inside steps. ``scalars`` maps a name to (sum, count).
+    ``learning_rate`` is the optimizer's at the window's end (first parameter group); None if it has none.
     """
 
     rank: RankId
@@ -295,6 +296,7 @@ class WindowDone:
     compute_ms: float | None
     window_ms: float
     scalars: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

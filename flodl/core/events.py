@@ -161,11 +161,15 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class WindowAccounted:
-    """What the shell summed over the window: loss weighted by samples, finiteness, user scalars as (sum, count)."""
+    """What the shell summed over the window: loss weighted by samples, finiteness, user scalars as (sum, count).
+
+    ``learning_rate`` is that of the optimizer's first parameter group; None if it has none.
+    """
 
     loss_sum: float
     is_finite: bool
     scalars: Mapping[str, tuple[float, int]]
+    learning_rate: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

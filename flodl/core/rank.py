@@ -296,6 +296,7 @@ class RankCore:
             compute_ms=window.compute_ms(self._settings.batch_size),
             window_ms=window.busy_s * 1e3,
             scalars=accounts.scalars,
+            learning_rate=accounts.learning_rate,
         )
         return [SendUp(report)]
 

@@ -76,7 +76,9 @@ class Stepper:
     def account(self) -> WindowAccounted:
         """The sums since the last call: loss weighted by samples, and the user's scalars. Waits for the device."""
         loss_sum = self._losses.take()
-        return WindowAccounted(loss_sum, math.isfinite(loss_sum), context.scalars().drain())
+        return WindowAccounted(
+            loss_sum, math.isfinite(loss_sum), context.scalars().drain(), _learning_rate(self.optimizer)
+        )
 
     def close(self) -> None:
         """End the loading thread and its processes."""
@@ -109,6 +111,12 @@ def build_stepper(job: TrainingJob, device: torch.device, rank: RankId) -> Stepp
         worker_seed=config.seed * 1_000_003 + rank,
     )
     return Stepper(job, device, model, optimizer, loader)
+
+
+def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
+    """The first parameter group's; schedules and fused optimizers may keep it in a tensor."""
+    rate = optimizer.param_groups[0].get("lr")
+    return None if rate is None else float(rate)
 
 
 def merges_single_tail(model: nn.Module) -> bool:

@@ -71,7 +71,7 @@ SETTINGS = Settings(100, 4, 2, 0, CadenceSettings(Mode.NCCL_CADENCE))
 SEED = RoundKey(1, 0, 1)
 KEY = RoundKey(1, 1, 1)
 STALE = RoundKey(1, 1, 2)
-ACCOUNTS = WindowAccounted(6.0, True, {"acc": (3.0, 4)})
+ACCOUNTS = WindowAccounted(6.0, True, {"acc": (3.0, 4)}, learning_rate=0.1)
 
 
 class Subject:
@@ -151,6 +151,7 @@ def test_window_runs_to_its_most_and_is_accounted() -> None:
         WindowDone(
             rank=2, version=0, samples=10, steps=3, loss_sum=6.0, is_finite=True,
             delivered_ms=1000.0, compute_ms=800.0, window_ms=2000.0, scalars={"acc": (3.0, 4)},
+            learning_rate=0.1,
         )
     )  # fmt: skip
     assert rank.core.snapshot() == {

@@ -64,6 +64,26 @@ def test_a_step_is_what_a_plain_loop_does(build: Build, make_job: Any) -> None:
     assert stepper.account().loss_sum == losses
 
 
+@pytest.mark.parametrize("rate", [0.25, torch.tensor(0.25)])
+def test_the_window_tells_the_learning_rate_of_the_first_group(build: Build, rate: Any) -> None:
+    def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        weight, bias = parameters
+        return torch.optim.SGD([{"params": [weight], "lr": rate}, {"params": [bias], "lr": 0.5}])
+
+    stepper = build(make_optimizer=make_optimizer)
+
+    assert stepper.account().learning_rate == 0.25
+    stepper.optimizer.param_groups[0]["lr"] = 0.125
+    assert stepper.account().learning_rate == 0.125
+
+
+def test_optimizer_without_a_learning_rate_tells_none(build: Build) -> None:
+    stepper = build()
+    del stepper.optimizer.param_groups[0]["lr"]
+
+    assert stepper.account().learning_rate is None
+
+
 def test_the_window_weighs_losses_by_samples_and_starts_anew(build: Build) -> None:
     def step_of_size(model: Any, batch: Any) -> torch.Tensor:
         flodl.record_scalar("size", len(batch[0]))
