@@ -58,6 +58,11 @@ class Peer:
                 fill(self.plane.side_buffer(layout), layout, value, include_raw and self.rank == 0)
                 self.plane.all_reduce(layout, include_raw, lambda error: self.report("reduced", value, error))
                 self.report("reducing", value)
+            case ("contribute", layout, image, include_raw):
+                self.plane.side_buffer(layout).copy_(torch.frombuffer(bytearray(image), dtype=torch.uint8))
+                self.plane.all_reduce(layout, include_raw, lambda error: self.report("reduced", 0, error))
+            case ("image", layout):
+                self.report("image", self.plane.side_buffer(layout).numpy().tobytes())
             case ("abandon",):
                 self.plane.abandon()
                 self.report("abandoned")

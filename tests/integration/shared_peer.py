@@ -40,6 +40,11 @@ def main() -> None:
             match control.recv():
                 case ("write", layout, value):
                     control.send(write(plane.contribution(layout), layout, value, rank == 0))
+                case ("contribute", layout, image):
+                    plane.contribution(layout)[:] = image
+                    control.send("written")
+                case ("image", layout):
+                    control.send(bytes(plane.result(layout)))
                 case ("slice", layout, index, slices, over):
                     control.send(plane.reduce_slice(layout, index, slices, over))
                 case ("sums", layout):
