@@ -6,6 +6,7 @@ Environment:
 """
 
 import os
+import signal
 import threading
 import time
 import uuid
@@ -56,7 +57,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Stretch the default time limit by the factor."""
+    """Stretch the default time limit by the factor; give Ctrl-C back its meaning.
+
+    A shell starts what it runs in the background with SIGINT ignored, and every process of a test would inherit that.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.timeout is None and _time_factor() != 1:
         config.option.timeout = float(config.getini("timeout") or 0) * _time_factor()
 
