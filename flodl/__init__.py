@@ -7,6 +7,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flodl.averaging.outer import NesterovMomentum as NesterovMomentum
+    from flodl.averaging.outer import OuterAvg as OuterAvg
+    from flodl.averaging.outer import OuterOptimizer as OuterOptimizer
+    from flodl.averaging.outer import SlowMomentum as SlowMomentum
     from flodl.config.builder import ClusterBuilder as ClusterBuilder
     from flodl.config.gpus import GpuInfo as GpuInfo
     from flodl.config.gpus import detect_gpus as detect_gpus
@@ -34,6 +38,10 @@ _HOMES = {
     "EpochMetrics": "flodl.spec.metrics",
     "FlodlError": "flodl.errors",
     "GpuInfo": "flodl.config.gpus",
+    "NesterovMomentum": "flodl.averaging.outer",
+    "OuterAvg": "flodl.averaging.outer",
+    "OuterOptimizer": "flodl.averaging.outer",
+    "SlowMomentum": "flodl.averaging.outer",
     "TrainHandle": "flodl.spec.handle",
     "TrainedState": "flodl.spec.state",
     "Trainer": "flodl.trainer.trainer",

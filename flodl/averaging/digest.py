@@ -13,15 +13,18 @@ _COLUMNS = 4096
 _ROWS = 32
 _BLOCK = _COLUMNS * _ROWS
 _DIGEST_BYTES = 16
+_WORD_BYTES = 8
 
 
 def image_digest(image: torch.Tensor) -> str:
-    """The digest as 32 hex digits. ``image``: uint8 [n], contiguous, n a multiple of 8."""
-    words = image.view(torch.int64)
+    """The digest as 32 hex digits. ``image``: uint8 [n], contiguous, at a multiple of 8 bytes."""
+    rest = image.numel() % _WORD_BYTES
+    words = image[: image.numel() - rest].view(torch.int64)
     whole = words.numel() // _BLOCK * _BLOCK
     digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
     if whole:
         sums = words[:whole].view(-1, _ROWS, _COLUMNS).sum(dim=1)
         digest.update(sums.cpu().numpy().data)
     digest.update(words[whole:].cpu().numpy().data)
+    digest.update(image[image.numel() - rest :].cpu().numpy().data)
     return digest.hexdigest()

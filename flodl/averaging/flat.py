@@ -74,7 +74,7 @@ class FlatModel:
         Raises:
             ConfigError: A tensor changed shape or dtype since construction.
         """
-        near = self._near(out)
+        near = out if out.device == self._device else self._staged()
         image = self._image(near)
         is_finite = True
         for group, views in zip(self._groups, image.groups, strict=True):
@@ -94,10 +94,7 @@ class FlatModel:
 
         ``src`` is an image as in ``pack``. Without ``take_raw`` integer and bool buffers keep their values.
         """
-        near = self._near(src)
-        if near is not src:
-            near.copy_(src)
-        image = self._image(near)
+        image = self._image(self.near(src))
         for group, views in zip(self._groups, image.groups, strict=True):
             _copy_all([entry.tensor() for entry in group.entries], views.tensors)
         if take_raw:
@@ -108,10 +105,7 @@ class FlatModel:
 
         NaN when this rank's parameters are not finite.
         """
-        near = self._near(src)
-        if near is not src:
-            near.copy_(src)
-        image = self._image(near)
+        image = self._image(self.near(src))
         difference, norm = 0.0, 0.0
         for group, views in zip(self._groups, image.groups, strict=True):
             if not group.is_parameter or not group.entries:
@@ -127,6 +121,23 @@ class FlatModel:
         """A digest of the image's bytes, equal on all ranks and both planes exactly when the bytes are."""
         return image_digest(src)
 
+    def near(self, src: torch.Tensor) -> torch.Tensor:
+        """``src`` on the model's device: itself, or a copy that the next call overwrites."""
+        return src if src.device == self._device else self._staged().copy_(src)
+
+    def parameters(self, image: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The parameters in ``image``, on the model's device: 1-D views, float32 then float64, where there are any."""
+        views = zip(self._groups, self._image(image).groups, strict=True)
+        return tuple(view.flat for group, view in views if group.is_parameter and group.entries)
+
+    def copy_rest(self, target: torch.Tensor, src: torch.Tensor) -> None:
+        """Copy everything but the parameters from image to image, both on the model's device."""
+        to, of = self._image(target), self._image(src)
+        for group, mine, theirs in zip(self._groups, to.groups, of.groups, strict=True):
+            if not group.is_parameter:
+                mine.flat.copy_(theirs.flat)
+        to.raw_region.copy_(of.raw_region)
+
     def fingerprint(self) -> Mapping[str, str]:
         """What must be equal on all ranks: names, shapes, dtypes and carriage, never values."""
         return {
@@ -134,9 +145,7 @@ class FlatModel:
             "buffers": _fingerprint([entry for entry in self._entries if not entry.is_parameter]),
         }
 
-    def _near(self, image: torch.Tensor) -> torch.Tensor:
-        if image.device == self._device:
-            return image
+    def _staged(self) -> torch.Tensor:
         if self._staging is None:
             self._staging = self.allocate()
         return self._staging

@@ -25,7 +25,7 @@ from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageErr
 from flodl.messages import EpochReport, EvalReport, HeadError, HeadReady, RunEnded, StopRequest, ToHead
 from flodl.runtime.dial import Controller, Identity, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
-from flodl.spec.fingerprint import datasets_fingerprint
+from flodl.spec.fingerprint import config_fingerprint
 from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
 from flodl.spec.job import TrainingJob
@@ -57,7 +57,7 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
         )
     host, port = split_address(str(ticket["address"]), DEFAULT_PORT)
     identity = Identity(str(ticket["run_id"]), _token(Path(ticket["token_file"])), Role.HEAD, socket.gethostname())
-    ready = HeadReady(job.config.settings(), datasets_fingerprint(job.config))
+    ready = HeadReady(job.config.settings(), config_fingerprint(job.config))
     head = _Head(Controller(host, port), identity, ready, handle)
     stop_on_interrupt(head.ask_stop, handle.is_over)
     threading.Thread(target=head.run, name="flodl-head", daemon=True).start()

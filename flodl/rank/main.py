@@ -19,6 +19,8 @@ import torch
 
 from flodl.averaging.collective import CollectivePlane
 from flodl.averaging.flat import FlatModel
+from flodl.averaging.outer import OuterAvg
+from flodl.averaging.outer_step import OuterStep
 from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import EndRank
 from flodl.core.rank import RankCore
@@ -33,7 +35,7 @@ from flodl.rank.shell import RankShell
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
 from flodl.rank.words import MAX_CHARS, describe, encodable
 from flodl.runtime.blocking import BlockingFrames
-from flodl.spec.fingerprint import datasets_fingerprint, model_fingerprint
+from flodl.spec.fingerprint import config_fingerprint, model_fingerprint
 from flodl.spec.job import TrainingJob
 from flodl.spec.state import write_state
 
@@ -124,17 +126,19 @@ class _RankProcess:
         settings, merge_single_tail = config.settings(), merges_single_tail(stepper.model)
         core = RankCore(ticket.rank, settings, merge_single_tail)
         agent.report_steps(lambda: core.steps_total)
+        is_plain = isinstance(config.outer_optimizer, OuterAvg)
+        outer = None if is_plain else OuterStep(flat, config.outer_optimizer, stepper.optimizer)
         if settings.cadence.mode.is_collective:
             plane = CollectivePlane(agent.ask_store, stepper.device, ticket.address)
             backend = plane.backend
-            self._plane = CollectiveRounds(flat, plane, ticket.rank, self._inbox)
+            self._plane = CollectiveRounds(flat, plane, ticket.rank, self._inbox, outer)
         else:
             backend = "shared memory"
-            self._plane = SharedRounds(flat, SharedPlane(ticket.plane_fd, ticket.slots, ticket.slot))
+            self._plane = SharedRounds(flat, SharedPlane(ticket.plane_fd, ticket.slots, ticket.slot), outer)
         fingerprint = {
             **model_fingerprint(stepper.model, stepper.optimizer),
             **flat.fingerprint(),
-            **datasets_fingerprint(config),
+            **config_fingerprint(config),
         }
         agent.send(RankReady(ticket.rank, settings, fingerprint, flat.layout, merge_single_tail, backend))
         return RankShell(

@@ -10,6 +10,7 @@ import torch
 
 from flodl.averaging.collective import CollectivePlane
 from flodl.averaging.flat import FlatModel
+from flodl.averaging.outer_step import OuterStep
 from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import AbandonReduce, Adopt, FormCollective, Pack, ReduceCollective, SumSlice, TakeResult
 from flodl.core.events import GroupSettled, Packed, RankEvent, SliceSummed, SumReady
@@ -38,8 +39,11 @@ class Plane(Protocol):
 class CollectiveRounds:
     """Rounds over torch.distributed."""
 
-    def __init__(self, flat: FlatModel, plane: CollectivePlane, rank: RankId, inbox: Inbox) -> None:
-        self._flat, self._plane, self._rank, self._inbox = flat, plane, rank, inbox
+    def __init__(
+        self, flat: FlatModel, plane: CollectivePlane, rank: RankId, inbox: Inbox, outer: OuterStep | None = None
+    ) -> None:
+        """Assigns only. ``outer`` None adopts the plain consensus."""
+        self._flat, self._plane, self._rank, self._inbox, self._outer = flat, plane, rank, inbox, outer
         self._key: RoundKey | None = None
         self._side: torch.Tensor | None = None
 
@@ -66,7 +70,7 @@ class CollectiveRounds:
                 return None
             case Adopt(_, take_raw):
                 assert self._side is not None
-                self._flat.adopt(self._side, take_raw)
+                _adopt(self._flat, self._outer, self._side, take_raw)
                 return None
             case SumSlice() | TakeResult():
                 raise InvariantViolation(f"{type(action).__name__} on the collective plane")
@@ -96,7 +100,7 @@ class CollectiveRounds:
             return None
         if error:
             return SumReady(key, "", 0.0, error)
-        return _sum_ready(self._flat, self._side, key)
+        return _sum_ready(self._flat, self._outer, self._side, key)
 
 
 class SharedRounds:
@@ -104,8 +108,9 @@ class SharedRounds:
 
     must_hard_exit = False
 
-    def __init__(self, flat: FlatModel, plane: SharedPlane) -> None:
-        self._flat, self._plane = flat, plane
+    def __init__(self, flat: FlatModel, plane: SharedPlane, outer: OuterStep | None = None) -> None:
+        """Assigns only. ``outer`` None adopts the plain consensus."""
+        self._flat, self._plane, self._outer = flat, plane, outer
         self._side: torch.Tensor | None = None
 
     def execute(self, action: Averaging) -> RankEvent | None:
@@ -119,13 +124,13 @@ class SharedRounds:
                 return SliceSummed(key)
             case TakeResult(key):
                 self._side = _image(self._plane.result(layout))
-                return _sum_ready(self._flat, self._side, key)
+                return _sum_ready(self._flat, self._outer, self._side, key)
             case AbandonReduce():
                 self._side = None
                 return None
             case Adopt(_, take_raw):
                 assert self._side is not None
-                self._flat.adopt(self._side, take_raw)
+                _adopt(self._flat, self._outer, self._side, take_raw)
                 return None
             case FormCollective() | ReduceCollective():
                 raise InvariantViolation(f"{type(action).__name__} on the CPU plane")
@@ -165,8 +170,13 @@ def _pack(flat: FlatModel, out: torch.Tensor, order: Pack) -> Packed:
     return Packed(order.key, is_finite)
 
 
-def _sum_ready(flat: FlatModel, side: torch.Tensor, key: RoundKey) -> SumReady:
-    return SumReady(key, flat.digest(side), flat.divergence(side), "")
+def _sum_ready(flat: FlatModel, outer: OuterStep | None, side: torch.Tensor, key: RoundKey) -> SumReady:
+    digest = flat.digest(side)
+    return SumReady(key, digest if outer is None else outer.digest(digest), flat.divergence(side), "")
+
+
+def _adopt(flat: FlatModel, outer: OuterStep | None, side: torch.Tensor, take_raw: bool) -> None:
+    flat.adopt(side if outer is None else outer.publish(side), take_raw)
 
 
 def _image(block: memoryview) -> torch.Tensor:

@@ -1,7 +1,8 @@
 """Solo: one device, no other process. The controller's and the rank's cores talk by function calls.
 
 The training runs on a thread of its own, so that ``Trainer.run`` returns at once and ``join()`` waits, as in the head.
-With one rank there is nothing to average: rounds only close windows, so the window is long and the mode is moot.
+With one rank there is nothing to average: rounds only close windows, so the window is long, the mode is moot and an
+outer optimizer has nothing to act on.
 """
 
 import atexit
@@ -16,6 +17,7 @@ from typing import Final, assert_never
 
 import torch
 
+from flodl.averaging.outer import OuterAvg
 from flodl.core.actions import (
     CloseReduction,
     DropHost,
@@ -141,6 +143,9 @@ class _Solo:
     # ------------------------------------------------------------------------------------------------- the training
     def _train(self) -> None:
         config, device = self._job.config, _device()
+        outer = config.outer_optimizer
+        if not isinstance(outer, OuterAvg):
+            log.warning("%r is not used: it acts on averaged parameters, and one rank averages nothing", outer)
         stepper = build_stepper(self._job, device, 0)
         settings, merge_single_tail = _settings(config.settings()), merges_single_tail(stepper.model)
         shell = RankShell(

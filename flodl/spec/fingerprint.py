@@ -11,9 +11,9 @@ MAX_TEXT = 200
 """A hyperparameter that prints longer is told by its type alone."""
 
 
-def datasets_fingerprint(config: JobConfig) -> dict[str, str]:
+def config_fingerprint(config: JobConfig) -> dict[str, str]:
     """The part that the head knows as well as the ranks."""
-    found = {"dataset": _dataset(config.dataset)}
+    found = {"dataset": _dataset(config.dataset), "outer_optimizer": repr(config.outer_optimizer)}
     if config.eval_dataset is not None:
         found["eval_dataset"] = _dataset(config.eval_dataset)
     return found

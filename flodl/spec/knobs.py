@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
+from flodl.averaging.outer import OuterAvg, OuterOptimizer
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
@@ -69,6 +70,21 @@ def _policy(name: str, value: Any) -> EpochCallbackPolicy:
     return value
 
 
+def _outer(name: str, value: Any) -> OuterOptimizer:
+    if isinstance(value, type) or not callable(getattr(value, "step", None)) or not hasattr(value, "slots"):
+        raise ConfigError(f"{name} is {value!r}; pass an outer optimizer such as flodl.SlowMomentum(lr=1.0, mu=0.5)")
+    whole_number(0)(f"slots of {name}", value.slots)
+    if not isinstance(getattr(value, "resets_inner", None), bool):
+        raise ConfigError(f"{name} does not say whether it resets the inner optimizers; give it resets_inner = False")
+    if repr(value) == object.__repr__(value):
+        raise ConfigError(
+            f"{name} prints as {value!r}, in every process differently, so the ranks cannot be compared; "
+            f"give {type(value).__name__} a __repr__ that names its settings, or make it a dataclass"
+        )
+    outer: OuterOptimizer = value
+    return outer
+
+
 def _cluster(name: str, value: Any) -> ClusterBuilder | ClusterSpec | None:
     if value is not None and not isinstance(value, ClusterBuilder | ClusterSpec):
         raise ConfigError(f"{name} is {value!r}; pass a ClusterBuilder, or start with fdl launch -c FILE")
@@ -98,6 +114,8 @@ class Knobs(KnobTable):
     """``eval_result_fn(epoch, value)`` on the head's callback thread."""
     epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
     """Which rank runs the evaluation."""
+    outer_optimizer: Knob[OuterOptimizer] = knob(default=OuterAvg(), check=_outer)
+    """What a round makes of the consensus before it is adopted: also ``SlowMomentum(…)``, ``NesterovMomentum(…)``."""
     seed: Knob[int] = knob(default=0, check=whole_number(0))
     """Fixes the order of the samples of every epoch. The weights' own seed is the script's affair."""
     num_workers: Knob[int] = knob(default=0, check=whole_number(0))

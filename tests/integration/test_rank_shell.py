@@ -49,6 +49,29 @@ def test_two_ranks_train_every_sample_once_and_end_with_the_same_weights(play: A
     assert sum(tensor.numel() for tensor in state.params) == 4 * 16 + 16 + 16 + 16 + 16 + 1
 
 
+@pytest.mark.parametrize(
+    ("mode", "outer"),
+    [
+        ("cpu_cadence", "NesterovMomentum"),
+        ("nccl_cadence", "NesterovMomentum"),
+        ("cpu_sync", "SlowMomentum"),
+        ("nccl_cadence", "SlowMomentum"),
+        ("cpu_cadence", "SignOfMean"),
+    ],
+)
+def test_three_ranks_with_an_outer_optimizer_end_with_the_same_bits(
+    play: Any, tmp_path: Path, mode: str, outer: str
+) -> None:
+    host: OneHost = play(3, "--mode", mode, "--outer", outer)
+
+    outcome = host.run()
+
+    assert (outcome.status, merged(host)) == ("completed", SIZE * EPOCHS), outcome
+    finals = {(tmp_path / f"final-{rank}.json").read_text() for rank in (0, 1, 2)}
+    assert len(finals) == 1
+    assert not [record for record in host.records if record.event == "round_failed"]
+
+
 def test_a_rank_says_hello_first_and_finished_last(play: Any) -> None:
     host: OneHost = play(1)
 
@@ -60,7 +83,9 @@ def test_a_rank_says_hello_first_and_finished_last(play: Any) -> None:
     assert isinstance(said[1], RankReady)
     assert isinstance(said[-1], RankFinished)
     assert said[1].merge_single_tail  # the model has batch norm
-    assert set(said[1].fingerprint) == {"model", "optimizer", "parameters", "buffers", "dataset"}
+    assert set(said[1].fingerprint) == {
+        "model", "optimizer", "parameters", "buffers", "dataset", "outer_optimizer",
+    }  # fmt: skip
 
 
 def test_it_beats_while_its_step_takes_long(play: Any) -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -95,6 +95,28 @@ FAULTS: dict[str, Callable[[], None]] = {
 }
 
 
+class SignOfMean:
+    """A user's outer optimizer: steps of one size towards the mean; counts them."""
+
+    slots = 1
+    resets_inner = False
+
+    def __repr__(self) -> str:
+        return "SignOfMean()"
+
+    def step(self, prev: torch.Tensor, consensus: torch.Tensor, state: Sequence[torch.Tensor]) -> None:
+        state[0].add_(1)
+        prev.add_((consensus - prev).sign().mul_(0.01))
+
+
+OUTER: dict[str, flodl.OuterOptimizer] = {
+    "OuterAvg": flodl.OuterAvg(),
+    "SlowMomentum": flodl.SlowMomentum(lr=0.9, mu=0.4),
+    "NesterovMomentum": flodl.NesterovMomentum(lr=0.7, mu=0.9),
+    "SignOfMean": SignOfMean(),
+}
+
+
 def leave_grandchild(mark: str) -> None:
     """A process in a session of its own, with an empty environment, whose parent is gone; ``mark`` is in its argv."""
     sleeper = [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_S})", mark]
@@ -144,6 +166,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-anchor", type=int, default=200)
     parser.add_argument("--step-ms", default="0", help="one value, or one for each rank")
     parser.add_argument("--log", type=Path, default=None)
+    parser.add_argument("--outer", choices=OUTER, default="OuterAvg")
     parser.add_argument("--fault", choices=FAULTS, default=None)
     parser.add_argument("--fault-rank", default="1")
     parser.add_argument("--fault-step", type=int, default=3)
@@ -182,6 +205,7 @@ def main() -> None:
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
         .elche(cadence)
+        .outer_optimizer(OUTER[args.outer])
         .run()
     )
     state = handle.join()

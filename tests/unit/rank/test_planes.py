@@ -10,6 +10,8 @@ from torch import nn
 
 from flodl.averaging.collective import CollectivePlane
 from flodl.averaging.flat import FlatModel
+from flodl.averaging.outer import SlowMomentum
+from flodl.averaging.outer_step import OuterStep
 from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import AbandonReduce, Adopt, FormCollective, Pack, ReduceCollective, SumSlice, TakeResult
 from flodl.core.events import GroupSettled, Packed, SliceSummed, SumReady
@@ -89,6 +91,37 @@ def test_an_abandoned_sum_is_not_adopted(plane_fd: int) -> None:
     with pytest.raises(AssertionError):
         rank.execute(Adopt(KEY, False))
     assert values(model) == {3.0}
+
+
+def test_an_aborted_round_does_not_advance_the_outer_optimizer(plane_fd: int) -> None:
+    models = [model_of(1.0), model_of(5.0)]
+    ranks = []
+    for slot, model in enumerate(models):
+        flat = FlatModel(model)
+        outer = OuterStep(flat, SlowMomentum(lr=0.5, mu=0.5), torch.optim.SGD(model.parameters(), 0.1))
+        ranks.append(SharedRounds(flat, SharedPlane(plane_fd, 2, slot), outer))
+
+    def attempt(weights: tuple[float, float], end: Any) -> list[str]:
+        for rank, weight in zip(ranks, weights, strict=True):
+            rank.execute(Pack(KEY, weight, 0.5, False, False))
+        for index, rank in enumerate(ranks):
+            rank.execute(SumSlice(KEY, index, 2, (0, 1)))
+        ready = [rank.execute(TakeResult(KEY, False)) for rank in ranks]
+        for rank in ranks:
+            rank.execute(end)
+        return [each.digest for each in ready if isinstance(each, SumReady)]
+
+    attempt((1.0, 0.0), Adopt(KEY, False))  # version 0: all hold 1.0
+    for model, value in zip(models, (2.0, 4.0), strict=True):
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, value)
+    digests = attempt((0.5, 0.5), AbandonReduce(KEY, group_too=False))
+    again = attempt((0.5, 0.5), Adopt(KEY, False))
+
+    assert len({*digests, *again}) == 1  # the same sum on the same state
+    assert [values(model) for model in models] == [{2.0}, {2.0}]  # m = 1 − 3; 1 − 0.5·m
+    attempt((0.5, 0.5), Adopt(KEY, False))  # nobody moved: m = 0.5·(−2) + 0
+    assert [values(model) for model in models] == [{2.5}, {2.5}]
 
 
 # ------------------------------------------------------------------------------------------------- collective plane

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from flodl.spec.fingerprint import datasets_fingerprint, model_fingerprint
+from flodl.averaging.outer import NesterovMomentum
+from flodl.spec.fingerprint import config_fingerprint, model_fingerprint
 from flodl.spec.knobs import resolve
 from flodl.trainer.config import TrainerConfig
 
@@ -41,6 +42,14 @@ def test_datasets_are_told_by_class_and_length() -> None:
     data = torch.utils.data.TensorDataset(torch.zeros(7))
     config = TrainerConfig(data, batch_size=2, num_epochs=1)
 
-    assert datasets_fingerprint(resolve(config)) == {"dataset": "TensorDataset of 7 samples"}
+    assert config_fingerprint(resolve(config))["dataset"] == "TensorDataset of 7 samples"
     config.eval_dataset([1, 2]).eval_fn(lambda model, batch: 0.0)
-    assert datasets_fingerprint(resolve(config))["eval_dataset"] == "list of 2 samples"
+    assert config_fingerprint(resolve(config))["eval_dataset"] == "list of 2 samples"
+
+
+def test_an_outer_optimizer_is_told_by_its_settings() -> None:
+    config = TrainerConfig([1, 2], batch_size=2, num_epochs=1)
+
+    assert config_fingerprint(resolve(config))["outer_optimizer"] == "OuterAvg()"
+    config.outer_optimizer(NesterovMomentum(lr=0.5, mu=0.25))
+    assert config_fingerprint(resolve(config))["outer_optimizer"] == "NesterovMomentum(lr=0.5, mu=0.25)"

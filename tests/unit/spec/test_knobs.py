@@ -1,12 +1,15 @@
 """The knobs: one definition for keywords, setters and values, and one clear message for whatever cannot be used."""
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
+from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
 from flodl.messages import CadenceSettings, Mode
 from flodl.spec.cadence import ElCheConfig, ElCheMode
@@ -33,7 +36,7 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     names = set(Knobs.knobs())
     assert names == {
         "dataset", "batch_size", "num_epochs", "elche", "max_grad_norm", "metrics_fn", "eval_dataset", "eval_fn",
-        "eval_result_fn", "epoch_callback_policy", "seed", "num_workers", "collate_fn", "cluster",
+        "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn", "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
     assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)
@@ -179,3 +182,48 @@ def test_an_anchor_outside_its_bounds_is_refused() -> None:
 def test_a_config_shows_what_was_set() -> None:
     shown = repr(ElCheConfig.cpu_sync().max_batch_diff(0))
     assert shown == "ElCheConfig(mode=<Mode.CPU_SYNC: 'cpu_sync'>, max_batch_diff=0)"
+
+
+class Anonymous:
+    slots = 0
+    resets_inner = False
+
+    def step(self, prev: Any, consensus: Any, state: Any) -> None:
+        """Prints as an address."""
+
+
+@dataclass(frozen=True)
+class Named(Anonymous):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (None, r"pass an outer optimizer such as flodl\.SlowMomentum"),
+        (SlowMomentum, r"pass an outer optimizer such as flodl\.SlowMomentum"),
+        (torch.optim.SGD([torch.zeros(1)]), r"pass an outer optimizer such as flodl\.SlowMomentum"),
+        (type("Negative", (Named,), {"slots": -1})(), "slots of outer_optimizer"),
+        (type("Silent", (Named,), {"resets_inner": None})(), "resets_inner = False"),
+        (Anonymous(), "give Anonymous a __repr__"),
+    ],
+)
+def test_what_is_no_outer_optimizer_is_refused_with_the_fix(value: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(outer_optimizer=value)
+
+
+def test_outer_optimizers_of_ours_and_of_the_user_are_taken() -> None:
+    assert resolve(config()).outer_optimizer == OuterAvg()
+    for mine in (SlowMomentum(lr=0.5, mu=0.0), NesterovMomentum(), Named()):
+        assert resolve(config().outer_optimizer(mine)).outer_optimizer is mine
+
+
+@pytest.mark.parametrize("kind", [SlowMomentum, NesterovMomentum])
+@pytest.mark.parametrize(
+    "settings", [{"lr": 0.0}, {"lr": -1}, {"lr": math.inf}, {"lr": math.nan}, {"lr": "1"}, {"mu": 1.0}, {"mu": -0.1},
+                 {"mu": math.nan}, {"mu": True}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(settings))} of {kind.__name__} is"):
+        kind(**settings)

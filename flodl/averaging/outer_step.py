@@ -1,0 +1,75 @@
+"""The engine's half of an outer optimizer: it owns the state, and this rank's image of the last version.
+
+One private image per rank becomes the new version in place: the sum of a round is shared with the host's other ranks
+and must stay as it is. Nothing changes here but by ``publish``, which follows a commit; a round that is redone leaves
+no trace. Buffers take the plain consensus.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from flodl.averaging.digest import image_digest
+from flodl.averaging.flat import FlatModel
+from flodl.averaging.outer import OuterOptimizer
+
+_DIGEST_BYTES: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRegion:
+    """The parameters of one dtype: ``prev`` lies in the image, ``state`` are the optimizer's slots; 1-D, alike."""
+
+    prev: torch.Tensor
+    state: Sequence[torch.Tensor]
+
+
+class OuterStep:
+    """Applies an outer optimizer, version by version. Used by the training thread only."""
+
+    def __init__(self, flat: FlatModel, optimizer: OuterOptimizer, inner: torch.optim.Optimizer) -> None:
+        """Takes the image and the state's memory, zeros.
+
+        Args:
+            flat: the model's.
+            optimizer: the user's choice.
+            inner: the rank's own optimizer, whose state is dropped where the outer one says so.
+        """
+        self._flat, self._optimizer, self._inner = flat, optimizer, inner
+        self._has_version = False
+        self.image = flat.allocate()
+        self.regions = tuple(
+            OuterRegion(prev, tuple(torch.zeros_like(prev) for _ in range(optimizer.slots)))
+            for prev in flat.parameters(self.image)
+        )
+
+    def publish(self, consensus: torch.Tensor) -> torch.Tensor:
+        """Make the new version of the committed ``consensus``, an image; returns the image to adopt.
+
+        The first one is version 0: it is taken as it is.
+        """
+        near = self._flat.near(consensus)
+        if not self._has_version:
+            self._has_version = True
+            self.image.copy_(near)
+            return self.image
+        for region, target in zip(self.regions, self._flat.parameters(near), strict=True):
+            self._optimizer.step(region.prev, target, region.state)
+        self._flat.copy_rest(self.image, near)
+        if self._optimizer.resets_inner:
+            self._inner.state.clear()
+        return self.image
+
+    def digest(self, consensus_digest: str) -> str:
+        """A digest of ``consensus_digest``, the last version and the optimizer's state: ranks that report the same
+        will publish the same.
+        """
+        digest = hashlib.blake2b(consensus_digest.encode(), digest_size=_DIGEST_BYTES)
+        digest.update(image_digest(self.image).encode())
+        for region in self.regions:
+            for state in region.state:
+                digest.update(image_digest(state.view(torch.uint8)).encode())
+        return digest.hexdigest()
