@@ -64,7 +64,9 @@ def test_it_introduces_itself_with_what_it_knows(
 
     wait_until(lambda: controller.heard, LIMIT_S, "the head speaks")
     assert controller.roles == ["head"]
-    assert controller.heard == [HeadReady(job.config.settings(), {"dataset": "TensorDataset of 8 samples", "outer_optimizer": "OuterAvg()"})]
+    assert controller.heard == [
+        HeadReady(job.config.settings(), {"dataset": "TensorDataset of 8 samples", "outer_optimizer": "OuterAvg()"})
+    ]
 
 
 def test_results_reach_the_handle_and_the_state_ends_it(
