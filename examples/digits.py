@@ -58,12 +58,20 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------- run
+OUTER = {  # what becomes of the ranks' average before they adopt it
+    "avg": flodl.OuterAvg(),
+    "slowmo": flodl.SlowMomentum(lr=1.0, mu=0.5),
+    "diloco": flodl.NesterovMomentum(lr=0.7, mu=0.9),
+}
+
+
 def main() -> None:
     """Train, then measure once on what no rank has seen."""
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--mode", default="nccl_cadence", choices=list(flodl.ElCheMode))
+    parser.add_argument("--outer", default="avg", choices=list(OUTER))
     args = parser.parse_args()
 
     torch.manual_seed(0)
@@ -74,6 +82,7 @@ def main() -> None:
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
         .elche(flodl.ElCheConfig(mode=args.mode))
+        .outer_optimizer(OUTER[args.outer])
         .eval_dataset(held_out)
         .eval_fn(accuracy)
         .metrics_fn(lambda m: print(f"epoch {m.epoch}: loss {m.avg_loss:.4f}, {m.epoch_ms:.0f} ms"))

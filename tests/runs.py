@@ -25,6 +25,7 @@ BIN: Final = Path(sys.executable).parent
 ROOT: Final = Path(__file__).parents[1]
 JOB: Final = ROOT / "tests" / "scripts" / "job.py"
 DIGITS: Final = ROOT / "examples" / "digits.py"
+TRANSFORMER: Final = ROOT / "examples" / "transformer.py"
 
 START_S: Final = 60.0
 """Until a run trains: interpreters and torch, several at once on two cores."""

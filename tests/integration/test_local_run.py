@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import DIGITS, END_S, JOB, Fdl
+from tests.runs import DIGITS, END_S, JOB, TRANSFORMER, Fdl
 from tests.witness import witness_run, witness_solo
 
 pytestmark = pytest.mark.timeout(240)
 
 MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
 GOOD_ACCURACY = 0.95
+GOOD_BITS = 4.5
+"""Two epochs of a short text; how often each character occurs tells 4.64."""
 
 
 @pytest.fixture
@@ -25,6 +27,10 @@ def log(tmp_path: Path) -> Path:
 
 def accuracy(text: str) -> float:
     return float(re.findall(r"held-out accuracy (\d\.\d+)", text)[-1])
+
+
+def bits_per_character(text: str) -> float:
+    return float(re.findall(r"held-out bits per character (\d\.\d+)", text)[-1])
 
 
 # -------------------------------------------------------------------------------------------------------- the witness
@@ -62,6 +68,15 @@ def test_digits_are_learned_solo(fdl: Fdl) -> None:
 
     assert done.returncode == 0, done.stderr
     assert accuracy(done.stdout) >= GOOD_ACCURACY
+
+
+@pytest.mark.parametrize("outer", ["slowmo", pytest.param("diloco", marks=pytest.mark.long)])
+def test_transformer_reads_python_over_three_local_ranks(fdl: Fdl, outer: str) -> None:
+    run = fdl.launch("--local", 3, TRANSFORMER, "--epochs", 2, "--outer", outer)
+
+    assert run.wait() == 0, run.story()
+    assert bits_per_character(run.stdout) <= GOOD_BITS
+    run.wait_until_clean()
 
 
 # ------------------------------------------------------------------------------------------------------- from outside
