@@ -317,6 +317,16 @@ class Reduced:
 
 
 @dataclass(frozen=True, slots=True)
+class SumDescribed:
+    """The answer to DescribeSum: 8 bytes of digest per tensor, in the order of ``names``; at most 4,096 of them."""
+
+    rank: RankId
+    key: RoundKey
+    names: tuple[str, ...]
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EvalDone:
     """The elected rank's evaluation: sample-weighted mean, or the callback's error."""
 
@@ -518,6 +528,14 @@ class StartRound:
 
 
 @dataclass(frozen=True, slots=True)
+class DescribeSum:
+    """The digests of this attempt differ: say what the rank holds, tensor by tensor. The abort of it follows."""
+
+    rank: RankId
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
 class AbortRound:
     """This attempt never was: drop its sum, keep the parameters untouched, wait for the next StartRound."""
 
@@ -641,6 +659,7 @@ FromRank: TypeAlias = (
     | MinReached
     | WindowDone
     | Reduced
+    | SumDescribed
     | EvalDone
     | StateSent
     | RankFinished
@@ -653,6 +672,7 @@ ToRank: TypeAlias = (
     | WindowPlan
     | CloseWindow
     | StartRound
+    | DescribeSum
     | AbortRound
     | Commit
     | RunEval

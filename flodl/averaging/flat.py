@@ -19,6 +19,7 @@ from torch import nn
 
 from flodl.averaging.digest import image_digest
 from flodl.averaging.tensors import Carriage, Entry, discover
+from flodl.core.disagreement import TENSOR_DIGEST_BYTES
 from flodl.messages import Layout
 
 _WIDEST = 8
@@ -137,6 +138,16 @@ class FlatModel:
             if not group.is_parameter:
                 mine.flat.copy_(theirs.flat)
         to.raw_region.copy_(of.raw_region)
+
+    def tensor_digests(self, src: torch.Tensor) -> dict[str, bytes]:
+        """A digest of 8 bytes of each tensor in an image, by name, and of what no tensor covers. Slow: 1 s per GB."""
+        image = self._image(self.near(src))
+        found: dict[str, bytes] = {}
+        for group, views in zip(self._groups, image.groups, strict=True):
+            found |= {entry.name: _digest8([view]) for entry, view in zip(group.entries, views.tensors, strict=True)}
+        found |= {place.entry.name: _digest8([view]) for place, view in zip(self._raw, image.raw, strict=True)}
+        found["(padding)"] = _digest8(image.gaps)
+        return found
 
     def fingerprint(self) -> Mapping[str, str]:
         """What must be equal on all ranks: names, shapes, dtypes and carriage, never values."""
@@ -298,6 +309,13 @@ def _is_finite(flat: torch.Tensor) -> bool:
 def _copy_all(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
     if targets:
         torch._foreach_copy_(list(targets), list(sources))
+
+
+def _digest8(tensors: Sequence[torch.Tensor]) -> bytes:
+    digest = hashlib.blake2b(digest_size=TENSOR_DIGEST_BYTES)
+    for tensor in tensors:
+        digest.update(tensor.reshape(-1).view(torch.uint8).cpu().numpy().data)
+    return digest.digest()
 
 
 def _fingerprint(entries: Sequence[Entry]) -> str:

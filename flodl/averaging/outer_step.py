@@ -15,6 +15,7 @@ import torch
 from flodl.averaging.digest import image_digest
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer import OuterOptimizer
+from flodl.core.disagreement import TENSOR_DIGEST_BYTES
 
 _DIGEST_BYTES: Final = 16
 
@@ -62,6 +63,15 @@ class OuterStep:
         if self._optimizer.resets_inner:
             self._inner.state.clear()
         return self.image
+
+    def tensor_digests(self) -> dict[str, bytes]:
+        """As ``FlatModel.tensor_digests``, of the last version and the optimizer's state."""
+        found = {f"{name} of the version before": d for name, d in self._flat.tensor_digests(self.image).items()}
+        for region in self.regions:
+            for slot, state in enumerate(region.state):
+                digest = image_digest(state.view(torch.uint8)).encode()[:TENSOR_DIGEST_BYTES]
+                found[f"slot {slot} of the outer optimizer, {state.dtype}"] = digest
+        return found
 
     def digest(self, consensus_digest: str) -> str:
         """A digest of ``consensus_digest``, the last version and the optimizer's state: ranks that report the same

@@ -299,6 +299,13 @@ class TakeResult:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestTensors:
+    """Digest the side buffer tensor by tensor, to name what differs between ranks; TensorsDigested follows."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
 class AbandonReduce:
     """Park or drop everything of ``key``: its sum must never be adopted. ``group_too``: the group is stuck or stale."""
 
@@ -343,6 +350,7 @@ RankAction: TypeAlias = (
     | ReduceCollective
     | SumSlice
     | TakeResult
+    | DigestTensors
     | AbandonReduce
     | Adopt
     | Evaluate

@@ -24,6 +24,7 @@ KIND_HOST = "host lost"
 KIND_SILENCE = "silent"
 KIND_HEAD = "head"
 KIND_REFUSED = "refused"
+KIND_DISSENT = "another consensus"
 KIND_STALL = "stall"
 KIND_STATE = "final state"
 

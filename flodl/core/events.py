@@ -207,6 +207,15 @@ class SumReady:
 
 
 @dataclass(frozen=True, slots=True)
+class TensorsDigested:
+    """What the side buffer of ``key`` holds: 8 bytes of digest per tensor, in the order of ``names``."""
+
+    key: RoundKey
+    names: tuple[str, ...]
+    digests: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluated:
     """``eval_fn`` ran over the whole evaluation dataset."""
 
@@ -233,6 +242,7 @@ RankEvent: TypeAlias = (
     | Packed
     | SliceSummed
     | SumReady
+    | TensorsDigested
     | Evaluated
     | StateWritten
 )

@@ -8,6 +8,7 @@ is told so; one loss is one cascade inside one ``handle``; an outcome, once deci
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias, assert_never
@@ -67,10 +68,11 @@ from flodl.messages import (
     StateSent,
     StopRequest,
     StoreRequest,
+    SumDescribed,
     WindowDone,
 )
 
-TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | EvalDone
+TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | SumDescribed | EvalDone
 """What only a live rank may say."""
 
 
@@ -281,6 +283,8 @@ class JobCore:
                 return self._on_window(training, message, now_s)
             case Reduced():
                 return training.on_reduced(message, now_s)
+            case SumDescribed():
+                return training.on_described(message)
             case EvalDone():
                 return training.on_eval(message)
             case _:
@@ -487,6 +491,9 @@ class JobCore:
         return actions + self.training.begin(now_s)
 
     def _proceed_training(self, training: Training, now_s: float) -> list[JobAction]:
+        outcasts, training.outcasts = training.outcasts, {}
+        if outcasts:
+            return self._expel(outcasts, now_s)
         if training.state is TrainingState.STALLED:
             failure = Failure(end.KIND_STALL, "", -1, training.stalled_reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             self.ending.fail(failure, training.stalled_reason)
@@ -500,6 +507,15 @@ class JobCore:
         if self._deadline_s is not None and now_s >= self._deadline_s:
             return self._cut_off(training, now_s)
         return []
+
+    def _expel(self, outcasts: Mapping[RankId, str], now_s: float) -> list[JobAction]:
+        """Ranks that cannot be trusted any more: they are lost, and what they trained is given to others."""
+        actions: list[JobAction] = []
+        for rank, reason in outcasts.items():
+            host = self.membership[rank].host
+            failure = Failure(end.KIND_DISSENT, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            actions += [SendHost(host, KillRank(rank, reason)), *self._lose((rank,), failure, now_s)]
+        return actions
 
     def _cut_off(self, training: Training, now_s: float) -> list[JobAction]:
         """A stop's grace is over: who is still busy is given up, for the sake of what the others have trained."""

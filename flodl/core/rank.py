@@ -16,6 +16,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
@@ -39,6 +40,7 @@ from flodl.core.events import (
     StateWritten,
     StepDone,
     SumReady,
+    TensorsDigested,
     Ticked,
     WindowAccounted,
 )
@@ -51,6 +53,7 @@ from flodl.messages import (
     Commit,
     ContributionWritten,
     DaemonToRank,
+    DescribeSum,
     EvalDone,
     Evict,
     FinishRank,
@@ -68,6 +71,7 @@ from flodl.messages import (
     StartRound,
     StateSent,
     StoreReply,
+    SumDescribed,
     WindowDone,
     WindowPlan,
 )
@@ -143,6 +147,8 @@ class RankCore:
                 return [SendUp(SliceReduced(self.rank, key))] if self._is_current(key) else []
             case SumReady():
                 return self._on_sum(event, now_s)
+            case TensorsDigested(key, names, digests):
+                return [SendUp(SumDescribed(self.rank, key, names, digests))]
             case Evaluated():
                 return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
             case StateWritten():
@@ -193,6 +199,8 @@ class RankCore:
                 return self._on_close(version)
             case StartRound():
                 return self._on_start_round(message, now_s)
+            case DescribeSum(_, key):
+                return [DigestTensors(key)] if self._is_current(key) else []
             case AbortRound(_, key, _):
                 return self._on_abort(key)
             case Commit(_, key):

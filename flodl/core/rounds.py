@@ -67,6 +67,7 @@ class Round:
         self._reports: dict[RankId, WindowDone] = {}
         self._participants: dict[RankId, None] = {}
         self._reduced: dict[RankId, Reduced] = {}
+        self._dissents: dict[RankId, int] = {}
 
     # --------------------------------------------------------------------------------------------- the window's end
     @property
@@ -146,11 +147,14 @@ class Round:
         """The first error of the attempt, with its rank."""
         return next((f"rank {r.rank}: {r.error}" for r in self._reduced.values() if r.error), "")
 
-    def dissenters(self) -> tuple[RankId, ...]:
-        """The participants whose digest is not the most frequent one (ties: not the lowest rank's)."""
-        digests = [report.digest for report in self._reduced.values()]
-        chosen = max(dict.fromkeys(digests), key=digests.count)
-        return tuple(rank for rank, report in self._reduced.items() if report.digest != chosen)
+    def digests(self) -> dict[RankId, str]:
+        """What each participant reported, lowest rank first."""
+        return {rank: self._reduced[rank].digest for rank in sorted(self._reduced)}
+
+    def count_dissent(self, rank: RankId) -> int:
+        """The rank differed from the majority in this attempt; returns in how many of the round it has."""
+        self._dissents[rank] = self._dissents.get(rank, 0) + 1
+        return self._dissents[rank]
 
     def reduce_ms(self) -> float:
         """The slowest participant's time in the attempt."""

@@ -20,6 +20,7 @@ from flodl.core.actions import (
     SendHost,
     Severity,
 )
+from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
 from flodl.core.elche import ElChe, WindowTiming
 from flodl.core.election import Election
@@ -34,6 +35,7 @@ from flodl.messages import (
     CloseRound,
     CloseWindow,
     Commit,
+    DescribeSum,
     EvalDone,
     EvalReport,
     FormGroup,
@@ -46,6 +48,7 @@ from flodl.messages import (
     Scalar,
     Settings,
     StartRound,
+    SumDescribed,
     ToRank,
     WindowDone,
 )
@@ -70,7 +73,10 @@ class TrainingState(StrEnum):
 
 
 class Training:
-    """See the module docstring. ``stall_s`` is the longest a reduce may take with everyone alive."""
+    """See the module docstring. ``stall_s`` is the longest a reduce may take with everyone alive.
+
+    ``outcasts`` are live ranks to be lost, and why: no attempt starts until the caller has taken and buried them.
+    """
 
     def __init__(
         self,
@@ -88,6 +94,7 @@ class Training:
         self.stalled_reason = ""
         self.last: dict[RankId, LastWindow] = {}
         self.merged: dict[RankId, tuple[int, int]] = {}
+        self.outcasts: dict[RankId, str] = {}
         self.elche = ElChe(settings.cadence, membership.live)
         self.pool = Pool(0, settings.dataset_size, settings.batch_size, merge_single_tail)
         self.epoch_batches = self.pool.remaining_batches
@@ -99,6 +106,7 @@ class Training:
         self._election = Election(settings.callback_rank)
         self._accounts = EpochAccounts(0, now_s)
         self._round = _gathered_round(-1, membership.live)
+        self._disagreement: Disagreement | None = None
         self._evals: dict[int, RankId | None] = {}
         self._nonfinite_rounds = 0
         self._failed_attempts = 0
@@ -191,6 +199,19 @@ class Training:
             return []
         return self._judge(now_s)
 
+    def on_described(self, answer: SumDescribed) -> list[JobAction]:
+        """What a rank held in an attempt whose digests differed."""
+        found = self._disagreement
+        return [
+            Record(
+                "digest_difference",
+                Severity.CRITICAL,
+                f"round {answer.key.version}: {difference.describe()}",
+                {"version": answer.key.version, "rank": difference.rank, "tensors": difference.tensors[:MAX_NAMED]},
+            )
+            for difference in (() if found is None else found.hear(answer))
+        ]
+
     def on_eval(self, message: EvalDone) -> list[JobAction]:
         """The evaluation is answered."""
         if message.epoch not in self._evals:
@@ -226,7 +247,7 @@ class Training:
     # ---------------------------------------------------------------------------------------------------- one round
     def _advance(self, now_s: float) -> list[JobAction]:
         """Start an attempt when the windows are gathered and the plane stands."""
-        if self.state in (TrainingState.FINISHED, TrainingState.STALLED) or self._retry_s is not None:
+        if self.state in (TrainingState.FINISHED, TrainingState.STALLED) or self._retry_s is not None or self.outcasts:
             return []
         if self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
             return []
@@ -288,10 +309,7 @@ class Training:
             case RoundVerdict.NOT_FINITE:
                 return self._exclude_nonfinite(now_s)
             case RoundVerdict.DISAGREED:
-                ranks = ", ".join(map(str, self._round.dissenters()))
-                detail = f"round {self._round.version + 1}: rank {ranks} holds another consensus than the others"
-                note = Record("digest_mismatch", Severity.CRITICAL, detail, {"version": self._round.version + 1})
-                return [note, *self._retry(now_s, detail)]
+                return self._disagree(now_s)
             case RoundVerdict.BROKEN:
                 if self._retry_s is None:
                     self._retry_s = now_s + PATIENCE_S
@@ -300,6 +318,20 @@ class Training:
                 return []
             case _ as verdict:
                 assert_never(verdict)
+
+    def _disagree(self, now_s: float) -> list[JobAction]:
+        """Redo the round; who differs is told, then in which tensors; one that keeps differing is cast out."""
+        key = self._round.key
+        assert key is not None
+        self._disagreement = found = Disagreement(key, self._round.digests())
+        ranks = found.dissenters
+        detail = f"round {key.version}: rank {', '.join(map(str, ranks))} holds another consensus than the others"
+        note = Record("digest_mismatch", Severity.CRITICAL, detail, {"version": key.version, "ranks": ranks})
+        asks = [self._to(rank, DescribeSum(rank, key)) for rank in found.asked]
+        for rank in ranks if found.has_majority else ():
+            if self._round.count_dissent(rank) >= MAX_DISSENTS:
+                self.outcasts[rank] = f"held another consensus in {MAX_DISSENTS} attempts at round {key.version}"
+        return [note, *asks, *self._retry(now_s, detail)]
 
     def _retry(self, now_s: float, reason: str) -> list[JobAction]:
         was_broken = self._round.verdict() is RoundVerdict.BROKEN

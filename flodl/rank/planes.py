@@ -4,6 +4,7 @@
 inbox. Tensors are touched by the training thread only: a landed sum is an order in the inbox, digested there.
 """
 
+import hashlib
 from typing import Final, Protocol, TypeAlias, assert_never
 
 import torch
@@ -12,13 +13,30 @@ from flodl.averaging.collective import CollectivePlane
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer_step import OuterStep
 from flodl.averaging.shared import SharedPlane
-from flodl.core.actions import AbandonReduce, Adopt, FormCollective, Pack, ReduceCollective, SumSlice, TakeResult
-from flodl.core.events import GroupSettled, Packed, RankEvent, SliceSummed, SumReady
+from flodl.core.actions import (
+    AbandonReduce,
+    Adopt,
+    DigestTensors,
+    FormCollective,
+    Pack,
+    ReduceCollective,
+    SumSlice,
+    TakeResult,
+)
+from flodl.core.disagreement import TENSOR_DIGEST_BYTES
+from flodl.core.events import GroupSettled, Packed, RankEvent, SliceSummed, SumReady, TensorsDigested
 from flodl.errors import InvariantViolation, LocalProtocolError
 from flodl.ids import RankId, RoundKey
 from flodl.rank.inbox import Inbox
 
-Averaging: TypeAlias = FormCollective | Pack | ReduceCollective | SumSlice | TakeResult | AbandonReduce | Adopt
+Averaging: TypeAlias = (
+    FormCollective | Pack | ReduceCollective | SumSlice | TakeResult | DigestTensors | AbandonReduce | Adopt
+)
+
+MAX_TENSORS: Final = 4096
+"""Tensors that are digested apart when ranks disagree; the others of a larger model count as one."""
+
+MAX_NAME_CHARS: Final = 200
 
 SOLO_DIGEST: Final = "one rank"
 
@@ -63,6 +81,8 @@ class CollectiveRounds:
                 return _pack(self._flat, self._side, action)
             case ReduceCollective():
                 return self._reduce(action)
+            case DigestTensors(key):
+                return _describe(self._flat, self._outer, self._side, key)
             case AbandonReduce(_, group_too):
                 self._key = self._side = None
                 if group_too:
@@ -125,6 +145,8 @@ class SharedRounds:
             case TakeResult(key):
                 self._side = _image(self._plane.result(layout))
                 return _sum_ready(self._flat, self._outer, self._side, key)
+            case DigestTensors(key):
+                return _describe(self._flat, self._outer, self._side, key)
             case AbandonReduce():
                 self._side = None
                 return None
@@ -157,7 +179,7 @@ class SoloRounds:
                 return SumReady(key, SOLO_DIGEST, 0.0, "")
             case AbandonReduce() | Adopt():
                 return None
-            case SumSlice() | TakeResult():
+            case SumSlice() | TakeResult() | DigestTensors():
                 raise InvariantViolation(f"{type(action).__name__} in a process without peers")
             case _:
                 assert_never(action)
@@ -173,6 +195,21 @@ def _pack(flat: FlatModel, out: torch.Tensor, order: Pack) -> Packed:
 def _sum_ready(flat: FlatModel, outer: OuterStep | None, side: torch.Tensor, key: RoundKey) -> SumReady:
     digest = flat.digest(side)
     return SumReady(key, digest if outer is None else outer.digest(digest), flat.divergence(side), "")
+
+
+def _describe(
+    flat: FlatModel, outer: OuterStep | None, side: torch.Tensor | None, key: RoundKey
+) -> TensorsDigested | None:
+    if side is None:
+        return None
+    found = flat.tensor_digests(side) | ({} if outer is None else outer.tensor_digests())
+    names = list(found)
+    if len(names) > MAX_TENSORS:
+        rest = names[MAX_TENSORS - 1 :]
+        digest = hashlib.blake2b(b"".join(found[name] for name in rest), digest_size=TENSOR_DIGEST_BYTES).digest()
+        names = names[: MAX_TENSORS - 1]
+        found = {name: found[name] for name in names} | {f"one of {len(rest)} more tensors": digest}
+    return TensorsDigested(key, tuple(name[:MAX_NAME_CHARS] for name in found), b"".join(found.values()))
 
 
 def _adopt(flat: FlatModel, outer: OuterStep | None, side: torch.Tensor, take_raw: bool) -> None:

@@ -15,6 +15,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
@@ -96,7 +97,16 @@ class RankShell:
                 self._stepper.push(grant)
             case AccountWindow():
                 self._effects.append(self._stepper.account())
-            case FormCollective() | Pack() | ReduceCollective() | SumSlice() | TakeResult() | AbandonReduce() | Adopt():
+            case (
+                FormCollective()
+                | Pack()
+                | ReduceCollective()
+                | SumSlice()
+                | TakeResult()
+                | DigestTensors()
+                | AbandonReduce()
+                | Adopt()
+            ):
                 event = self._plane.execute(action)
                 if event is not None:
                     self._effects.append(event)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from flodl.core.actions import Severity
 from flodl.messages import EpochReport, RankAlive, RankError, RankFinished, RankHello, RankReady, WindowDone
 from flodl.spec.state import load_state
 from tests.integration.one_host import ROOT, OneHost
@@ -164,3 +165,39 @@ def test_the_survivors_of_a_kill_finish_and_leave_in_order(play: Any, tmp_path: 
     assert [host.ranks[rank].code for rank in (0, 1, 2)] == [0, 0, -9]
     assert merged(host) == SIZE * EPOCHS
     assert (tmp_path / "final-0.json").read_text() == (tmp_path / "final-1.json").read_text()
+
+
+# ------------------------------------------------------------------------------------------------------- flipped bits
+@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence"])
+@pytest.mark.parametrize("outer", ["OuterAvg", "NesterovMomentum"])
+def test_a_flipped_bit_is_named_with_rank_and_parameter_and_the_round_redone(
+    play: Any, tmp_path: Path, mode: str, outer: str
+) -> None:
+    fault = ["--fault", "flip", "--fault-rank", "1", "--fault-step", "1"]
+    host: OneHost = play(3, "--mode", mode, "--outer", outer, *fault)
+
+    outcome = host.run()
+
+    assert (outcome.status, outcome.losses, merged(host)) == ("completed", (), SIZE * EPOCHS)
+    alerts = [record for record in host.records if record.severity is Severity.CRITICAL]
+    assert [alert.event for alert in alerts] == ["digest_mismatch", "digest_difference"]
+    version = alerts[0].fields["version"]
+    assert alerts[0].detail == f"round {version}: rank 1 holds another consensus than the others"
+    assert alerts[1].detail.startswith(f"round {version}: rank 1 differs from rank 0 in 0.bias (")
+    commits = [record.fields["version"] for record in host.records if record.event == "commit"]
+    assert commits == list(range(len(commits)))
+    assert len({(tmp_path / f"final-{rank}.json").read_text() for rank in (0, 1, 2)}) == 1
+
+
+@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence"])
+def test_a_rank_whose_memory_keeps_flipping_bits_is_lost_and_the_run_goes_on(
+    play: Any, tmp_path: Path, mode: str
+) -> None:
+    host: OneHost = play(3, "--mode", mode, "--fault", "flip-on", "--fault-rank", "1", "--fault-step", "1")
+
+    outcome = host.run()
+
+    assert (outcome.status, [loss.rank for loss in outcome.losses]) == ("completed", [1])
+    assert host.ranks[1].code == -9
+    assert merged(host) == SIZE * EPOCHS
+    assert (tmp_path / "final-0.json").read_text() == (tmp_path / "final-2.json").read_text()

@@ -24,6 +24,9 @@ import torch
 from torch import nn
 
 import flodl
+from flodl.averaging.collective import CollectivePlane
+from flodl.averaging.shared import SharedPlane
+from flodl.messages import Layout
 
 RANK = os.environ.get("RANK", "solo")
 GRANDCHILD_S = 600
@@ -82,6 +85,35 @@ def raise_in_thread() -> None:
     thread.join()
 
 
+def flip_bits(sums: int) -> None:
+    """Of this rank's next sums: in the side buffer of the collective plane; on the CPU plane, whose result all local
+    ranks share, in this rank's own view of it. Byte 256 is the first of ``0.bias``.
+    """
+    all_reduce, result = CollectivePlane.all_reduce, SharedPlane.result
+    left = [sums]
+
+    def flip(image: memoryview) -> None:
+        image[256] ^= 1
+        left[0] -= 1
+        if not left[0]:
+            CollectivePlane.all_reduce, SharedPlane.result = all_reduce, result  # type: ignore[method-assign]
+
+    def all_reduce_and_flip(plane: CollectivePlane, layout: Layout, raw: bool, on_done: Callable[[str], None]) -> None:
+        def landed(error: str) -> None:
+            assert plane._buffer is not None
+            flip(memoryview(plane._buffer.numpy()))
+            on_done(error)
+
+        all_reduce(plane, layout, raw, landed)
+
+    def own_view(plane: SharedPlane, layout: Layout) -> memoryview:
+        view = memoryview(bytearray(result(plane, layout)))
+        flip(view)
+        return view
+
+    CollectivePlane.all_reduce, SharedPlane.result = all_reduce_and_flip, own_view  # type: ignore[method-assign]
+
+
 FAULTS: dict[str, Callable[[], None]] = {
     "raise": raise_value_error,
     "thread": raise_in_thread,
@@ -91,6 +123,8 @@ FAULTS: dict[str, Callable[[], None]] = {
     "exit-text": lambda: sys.exit("planted text"),
     "_exit-7": lambda: os._exit(7),
     "segv": lambda: ctypes.string_at(0) and None,
+    "flip": lambda: flip_bits(1),
+    "flip-on": lambda: flip_bits(1000),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
 }
 

@@ -1,5 +1,6 @@
 """A virtual rank: RankCore with a virtual model, loader and both planes."""
 
+import hashlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class Rank(Actor):
         self.model = Model(f"init of rank {self.rank}")
         self.delta: Counter[Sample] = Counter()
         self.side: Model | None = None
+        self.digest = ""
         self.part: Contribution | None = None
         self.batches: list[Batch] = []
         self.is_stepping = False
@@ -164,6 +166,9 @@ class Rank(Actor):
             case act.TakeResult(key):
                 assert self.daemon.result is not None
                 self.take(key, self.daemon.result)
+            case act.DigestTensors(key):
+                digest = hashlib.sha256(self.digest.encode()).digest()[:8]
+                self._later(0.001, ev.TensorsDigested(key, ("samples",), digest))
             case act.AbandonReduce():
                 self.side = None
             case act.Adopt():
@@ -205,5 +210,6 @@ class Rank(Actor):
         digest = "garbage" if self.side is None else self.side.digest
         if self._bad_digests:
             self._bad_digests -= 1
-            digest = "another"
+            digest = f"of rank {self.rank} alone"
+        self.digest = digest
         self._later(0.001, ev.SumReady(key, digest, 0.01, ""))

@@ -11,6 +11,7 @@ import pytest
 
 from flodl.core import actions as act
 from flodl.core import events as ev
+from flodl.core.disagreement import MAX_DISSENTS
 from flodl.ids import RankId
 from flodl.messages import CadenceSettings, EpochReport, EvalReport, FromHead, HeadError, Mode, RunEnded, StopRequest
 from tests.sim.actor import wire
@@ -291,12 +292,25 @@ def test_round_without_one_digest_is_not_committed_but_redone(mode: Mode) -> Non
     assert world.run().status == "completed"
     assert len(details(world, "digest_mismatch")) == 1
     assert "rank 2 holds another consensus" in details(world, "digest_mismatch")[0]
+    (difference,) = details(world, "digest_difference")
+    assert difference.endswith("rank 2 differs from rank 0 in samples (1 tensors compared)")
     world.assert_exact_coverage()
 
 
-def test_round_that_never_agrees_stops_the_run() -> None:
-    world = world_of(Mode.CPU_CADENCE, TWO_HOSTS)
+@pytest.mark.parametrize("mode", list(Mode))
+def test_rank_that_keeps_differing_is_lost_and_its_samples_return(mode: Mode) -> None:
+    world = world_of(mode, TWO_HOSTS)
     world.after(TRAINING_S, lambda: world.flip_bits(2, 1000))
+    outcome = world.run()
+    assert (outcome.status, [loss.rank for loss in outcome.losses]) == ("completed", [2])
+    assert len(details(world, "digest_mismatch")) == MAX_DISSENTS
+    world.assert_exact_coverage()
+
+
+def test_round_in_which_everyone_differs_stops_the_run() -> None:
+    world = world_of(Mode.CPU_CADENCE, TWO_HOSTS)
+    for rank in range(3):
+        world.after(TRAINING_S, lambda rank=rank: world.flip_bits(rank, 1000))  # type: ignore[misc]
     outcome = world.run()
     assert (outcome.status, outcome.exit_code) == ("failed", 5)
     assert "failed 10 times" in outcome.message

@@ -235,6 +235,23 @@ def test_quantized_buffer_is_refused_by_name() -> None:
         FlatModel(model)
 
 
+def test_the_digests_of_tensors_name_each_and_change_with_any_bit_of_it() -> None:
+    flat = FlatModel(EveryKind(1))
+    image = flat.allocate()
+    flat.pack(image, 1.0, 1.0, include_raw=True)
+    before = flat.tensor_digests(image)
+
+    assert {*before} - {"(padding)"} == {name for name, tensor in carried(EveryKind(1)).items() if tensor.numel()}
+    changed: set[str] = set()
+    for place in range(0, image.numel(), 3):
+        image[place] ^= 1
+        after = flat.tensor_digests(image)
+        (name,) = (name for name in before if before[name] != after[name])
+        changed.add(name)
+        image[place] ^= 1
+    assert changed == {*before}
+
+
 def test_fingerprint_tells_shapes_and_names_and_never_values() -> None:
     class Renamed(nn.Module):
         def __init__(self) -> None:

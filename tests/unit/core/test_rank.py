@@ -8,6 +8,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
@@ -31,6 +32,7 @@ from flodl.core.events import (
     StateWritten,
     StepDone,
     SumReady,
+    TensorsDigested,
     Ticked,
     WindowAccounted,
 )
@@ -45,6 +47,7 @@ from flodl.messages import (
     Commit,
     ContributionWritten,
     DaemonToRank,
+    DescribeSum,
     EvalDone,
     Evict,
     FinishRank,
@@ -63,6 +66,7 @@ from flodl.messages import (
     StartRound,
     StateSent,
     StoreReply,
+    SumDescribed,
     WindowDone,
     WindowPlan,
 )
@@ -237,6 +241,17 @@ def test_cpu_round_goes_through_the_hosts_memory() -> None:
     assert rank.hear(ResultReady(2, KEY)) == [TakeResult(KEY, include_raw=True)]
     (said,) = rank.post(SumReady(KEY, "d", 0.1, ""))
     assert said == SendUp(Reduced(2, KEY, "d", False, 0.1, 0.0, ""))
+
+
+def test_sum_that_is_in_dispute_is_described_tensor_by_tensor() -> None:
+    rank = seeded(Mode.CPU_CADENCE)
+    rank.go(KEY)
+    rank.post(Packed(KEY, True))
+    rank.post(SumReady(KEY, "d", 0.1, ""))
+    assert rank.hear(DescribeSum(2, STALE)) == []
+    assert rank.hear(DescribeSum(2, KEY)) == [DigestTensors(KEY)]
+    assert rank.hear(AbortRound(2, KEY, "digests differ")) == [AbandonReduce(KEY, group_too=False)]
+    assert rank.post(TensorsDigested(KEY, ("w",), b"8 bytes.")) == [SendUp(SumDescribed(2, KEY, ("w",), b"8 bytes."))]
 
 
 @pytest.mark.parametrize(("source", "owns"), [(2, True), (0, False)])

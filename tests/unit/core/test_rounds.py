@@ -215,19 +215,20 @@ def test_rank_whose_weights_are_not_finite_is_named() -> None:
     assert running.not_finite() == (1,)
 
 
-def test_minority_dissents() -> None:
+def test_digests_that_differ_are_a_verdict_and_stay_with_their_ranks() -> None:
     running = reducing(0, 1, 2)
-    for rank, digest in enumerate(("x", "y", "y")):
+    for rank, digest in ((2, "y"), (0, "x"), (1, "y")):
         running.reduce(reduced(rank, digest=digest))
     assert running.verdict() is RoundVerdict.DISAGREED
-    assert running.dissenters() == (0,)
+    assert list(running.digests().items()) == [(0, "x"), (1, "y"), (2, "y")]
 
 
-def test_lowest_rank_is_right_in_a_tie() -> None:
+def test_dissents_are_counted_over_the_attempts_of_a_round() -> None:
     running = reducing(0, 1)
-    running.reduce(reduced(0, digest="x"))
-    running.reduce(reduced(1, digest="y"))
-    assert running.dissenters() == (1,)
+    assert running.count_dissent(1) == 1
+    running.abort()
+    running.start(1)
+    assert (running.count_dissent(1), running.count_dissent(0)) == (2, 1)
 
 
 def test_time_of_an_attempt_is_that_of_its_slowest() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from flodl.core.actions import CloseReduction, JobAction, OpenReduction, Record, ResetStore, SendHost
+from flodl.core.disagreement import MAX_DISSENTS
 from flodl.core.events import HostDropped
 from flodl.core.formation import FORMATION_TIMEOUT_S
 from flodl.core.job import Phase
@@ -15,11 +16,13 @@ from flodl.messages import (
     CloseRound,
     CloseWindow,
     Commit,
+    DescribeSum,
     EpochReport,
     EvalDone,
     EvalReport,
     FormGroup,
     GroupFormed,
+    KillRank,
     MinReached,
     Mode,
     OpenRound,
@@ -28,6 +31,7 @@ from flodl.messages import (
     RunEval,
     StartRound,
     StateSent,
+    SumDescribed,
     WindowDone,
     WindowPlan,
 )
@@ -203,6 +207,40 @@ def test_digest_that_differs_is_named_and_the_round_redone() -> None:
     assert cohort.records("digest_mismatch") == ["round 0: rank 2 holds another consensus than the others"]
     assert cohort.sent(Commit) == []
     assert cohort.key.attempt == 2
+
+
+def test_tensors_that_differ_are_named_while_the_round_is_redone() -> None:
+    cohort = Cohort().train_until(Reduced)
+    key = cohort.key
+    assert cohort.say(SumDescribed(2, key, ("weight",), bytes(8))) == []
+    for rank, digest in enumerate("xxy"):
+        cohort.say(Reduced(rank, key, digest, True, 0.0, 1.0, ""))
+    orders = [type(each.message) for each in cohort.actions if isinstance(each, SendHost) and each.host == "a"]
+    assert [order.rank for order in cohort.sent(DescribeSum)] == [0, 2]
+    assert orders.index(DescribeSum) < orders.index(AbortRound)
+    cohort.say(SumDescribed(0, key, ("weight", "bias"), bytes(16)))
+    cohort.say(SumDescribed(2, key, ("weight", "bias"), bytes(15) + b"x"))
+    assert cohort.records("digest_difference") == ["round 0: rank 2 differs from rank 0 in bias (2 tensors compared)"]
+
+
+def test_rank_that_differs_in_three_attempts_is_lost() -> None:
+    cohort = Cohort().train_until(Reduced)
+    for _ in range(MAX_DISSENTS):
+        assert cohort.sent(KillRank) == []
+        for rank, digest in enumerate("xxy"):
+            cohort.say(Reduced(rank, cohort.key, digest, True, 0.0, 1.0, ""))
+    assert cohort.sent(KillRank) == [KillRank(2, "held another consensus in 3 attempts at round 0")]
+    assert cohort.core.membership.live == (0, 1)
+    assert (cohort.key.incarnation, cohort.key.attempt) == (2, 4)
+    assert cohort.sent(StartRound)[-1].key == cohort.key
+
+
+def test_nobody_is_cast_out_without_a_majority_against_it() -> None:
+    cohort = Cohort(Mode.CPU_SYNC, {"a": 2}).train_until(Reduced)
+    for _ in range(MAX_DISSENTS):
+        for rank, digest in enumerate("xy"):
+            cohort.say(Reduced(rank, cohort.key, digest, True, 0.0, 1.0, ""))
+    assert cohort.core.membership.live == (0, 1)
 
 
 def test_round_that_fails_again_and_again_stops_the_run() -> None:

@@ -13,10 +13,20 @@ from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer import SlowMomentum
 from flodl.averaging.outer_step import OuterStep
 from flodl.averaging.shared import SharedPlane
-from flodl.core.actions import AbandonReduce, Adopt, FormCollective, Pack, ReduceCollective, SumSlice, TakeResult
-from flodl.core.events import GroupSettled, Packed, SliceSummed, SumReady
+from flodl.core.actions import (
+    AbandonReduce,
+    Adopt,
+    DigestTensors,
+    FormCollective,
+    Pack,
+    ReduceCollective,
+    SumSlice,
+    TakeResult,
+)
+from flodl.core.events import GroupSettled, Packed, SliceSummed, SumReady, TensorsDigested
 from flodl.errors import InvariantViolation
 from flodl.ids import RoundKey
+from flodl.rank import planes
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import CollectiveRounds, SharedRounds, SoloRounds
 
@@ -91,6 +101,42 @@ def test_an_abandoned_sum_is_not_adopted(plane_fd: int) -> None:
     with pytest.raises(AssertionError):
         rank.execute(Adopt(KEY, False))
     assert values(model) == {3.0}
+
+
+def test_a_disputed_sum_is_told_tensor_by_tensor(plane_fd: int) -> None:
+    model = model_of(3.0)
+    flat = FlatModel(model)
+    outer = OuterStep(flat, SlowMomentum(), torch.optim.SGD(model.parameters(), 0.1))
+    plain = SharedRounds(FlatModel(model), SharedPlane(plane_fd, 1, 0))
+    rank = SharedRounds(flat, SharedPlane(plane_fd, 1, 0), outer)
+    assert rank.execute(DigestTensors(KEY)) is None
+    for each in (plain, rank):
+        each.execute(Pack(KEY, 1.0, 1.0, False, False))
+        each.execute(SumSlice(KEY, 0, 1, (0,)))
+        each.execute(TakeResult(KEY, False))
+
+    told = [each.execute(DigestTensors(KEY)) for each in (plain, rank)]
+
+    assert all(isinstance(each, TensorsDigested) for each in told)
+    names = ["weight", "bias", "(padding)"]
+    assert list(told[0].names) == names  # type: ignore[union-attr]
+    before = [f"{name} of the version before" for name in names]
+    assert list(told[1].names) == [*names, *before, "slot 0 of the outer optimizer, torch.float32"]  # type: ignore[union-attr]
+    assert told[1].digests.startswith(told[0].digests)  # type: ignore[union-attr]
+    assert len(told[1].digests) == 8 * 7  # type: ignore[union-attr]
+
+
+def test_a_model_of_many_tensors_is_told_in_bounded_space(plane_fd: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planes, "MAX_TENSORS", 2)
+    (rank,) = shared(plane_fd, model_of(3.0))
+    rank.execute(Pack(KEY, 1.0, 1.0, False, False))
+    rank.execute(SumSlice(KEY, 0, 1, (0,)))
+    rank.execute(TakeResult(KEY, False))
+
+    told = rank.execute(DigestTensors(KEY))
+
+    assert isinstance(told, TensorsDigested)
+    assert (told.names, len(told.digests)) == (("weight", "one of 2 more tensors"), 16)
 
 
 def test_an_aborted_round_does_not_advance_the_outer_optimizer(plane_fd: int) -> None:
@@ -210,6 +256,7 @@ def test_a_plane_refuses_the_other_planes_actions(plane_fd: int, inbox: Inbox) -
         (rank, FormCollective(1, 1, (0,), 5.0)),
         (collective(model_of(1.0), inbox), SumSlice(KEY, 0, 1, (0,))),
         (SoloRounds(model_of(1.0)), TakeResult(KEY, False)),
+        (SoloRounds(model_of(1.0)), DigestTensors(KEY)),
     ):
         with pytest.raises(InvariantViolation):
             rounds.execute(action)
