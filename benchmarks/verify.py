@@ -53,6 +53,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 
 RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
+PHASE_TESTS = ("phases", "plane_agreement")
 
 STAGES = (
     Stage("tests", "[1/9] 1, 8: make test passes", ("make", "--no-print-directory", "test"), limit_s=1800),
@@ -70,8 +71,14 @@ STAGES = (
         limit_s=3600,
     ),
     Stage(
+        "phases",
+        "[2/9] 3 and the commit protocol: a peer killed, stopped or woken in every phase of a round on both planes",
+        _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in PHASE_TESTS)),
+        limit_s=3600,
+    ),
+    Stage(
         "two hosts",
-        "[1/9] 2, 3, 5, 6: the same over ssh, with a pulled cable and every kind of host that fails",
+        "[1/9] 2, 3, 5, 6; [2/9] zombies: the same over ssh, with a pulled cable and every kind of host that fails",
         _pytest("-m", "", "--timeout", "300", "tests/system"),
         limit_s=3600,
     ),
