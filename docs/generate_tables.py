@@ -28,7 +28,7 @@ from flodl import messages
 from flodl.config.model import ClusterSpec
 from flodl.core import elche, finale, formation, rounds, training
 from flodl.core import events as ev
-from flodl.core.rank import RankCore, RankState
+from flodl.core.rank import RankCore, Stage, Work
 from flodl.ids import Grant, RoundKey, Span
 from flodl.messages import CadenceSettings, Mode, Reduced, Settings, WindowDone
 from flodl.runtime import mux, streams
@@ -190,16 +190,28 @@ def documented(body: list[ast.stmt]) -> dict[str, str]:
 
 
 # ---------------------------------------------------------------------------------------------------- state machines
+ROUND_EVENTS = (
+    "`StartRound`", "`ReduceSlice`", "`ResultReady`", "`AbortRound`", "`Commit`", "packed", "slice summed", "sum ready",
+    "sum failed",
+)  # fmt: skip
+
+
 def rank_transitions() -> str:
     """RankCore's transitions, found by trying every event in every state that can be reached."""
     seen: Transitions = {}
-    for mode in (Mode.NCCL_CADENCE, Mode.CPU_CADENCE):
+    for mode in (Mode.NCCL_CADENCE, Mode.CPU_CADENCE, Mode.CPU_ASYNC):
         explore(RankCore(0, Settings(100, 10, 1, 0, CadenceSettings(mode)), False), seen)
+    return f"Work:\n\n{track_table(seen, is_round=False)}\n\nRound:\n\n{track_table(seen, is_round=True)}"
+
+
+def track_table(seen: Transitions, is_round: bool) -> str:
+    """The transitions of one of the two tracks."""
+    here = {key: outcomes for key, outcomes in seen.items() if (key[1] in ROUND_EVENTS) is is_round}
     grouped: dict[tuple[str, str, str], list[str]] = {}
-    for (state, event), outcomes in seen.items():
+    for (state, event), outcomes in here.items():
         after = " or ".join(dict.fromkeys("stays" if to == state else f"*{to}*" for to, _ in outcomes))
         grouped.setdefault((event, after, actions_of(outcomes)), []).append(state)
-    states = [str(state) for state in RankState if state is not RankState.ENDED]
+    states = [str(state) for state in (Stage if is_round else Work) if state is not Work.ENDED]
     rows = [(event, in_states(found, states), after, does) for (event, after, does), found in grouped.items()]
     return table(("on", "in state", "goes to", "and does"), rows)
 
@@ -217,17 +229,22 @@ def explore(start: RankCore, seen: Transitions) -> None:
     while waiting:
         core = waiting.pop(0)
         seen_of = core.snapshot()
-        shape = tuple(str(seen_of[name]) for name in ("state", "version", "window_steps", "held_batches"))
+        shape = tuple(str(seen_of[name]) for name in ("work", "stage", "version", "window_steps", "held_batches"))
         if shape in known or core.version > 0:
             continue
         known.add(shape)
         for name, event in rank_events(core):
             after = copy.deepcopy(core)
-            before = str(core.state)
             actions = [type(action).__name__ for action in after.handle(event, 1.0)]
-            if actions or after.state != core.state:
-                seen.setdefault((before, name), {})[str(after.state), ", ".join(actions)] = None
+            before, now = state_of(core, name), state_of(after, name)
+            if actions or now != before:
+                seen.setdefault((before, name), {})[now, ", ".join(actions)] = None
                 waiting.append(after)
+
+
+def state_of(core: RankCore, event: str) -> str:
+    """The state of the track that the event belongs to."""
+    return str(core.stage if event in ROUND_EVENTS else core.work)
 
 
 def rank_events(core: RankCore) -> list[tuple[str, ev.RankEvent]]:
@@ -253,6 +270,7 @@ def rank_events(core: RankCore) -> list[tuple[str, ev.RankEvent]]:
     )
     own: tuple[tuple[str, ev.RankEvent], ...] = (
         ("step done", ev.StepDone(10, 0.0, 0.1)),
+        ("snapshot taken", ev.SnapshotTaken(True)),
         ("window accounted", ev.WindowAccounted(1.0, True, {})),
         ("group settled", ev.GroupSettled(1, 1, "")),
         ("packed", ev.Packed(key, True)),

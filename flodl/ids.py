@@ -22,7 +22,7 @@ Version: TypeAlias = int
 
 @dataclass(frozen=True, slots=True, order=True)
 class Span:
-    """A half-open run of positions ``[start, start + count)`` of one epoch's order."""
+    """A half-open run of positions ``[start, start + count)`` of one pass's order."""
 
     start: int
     count: int
@@ -47,9 +47,12 @@ class RoundKey:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A lease of samples: spans of one epoch's order, cut into batches that never cross a grant."""
+    """A lease of samples: spans of one pass's order, cut into batches that never cross a grant.
 
-    epoch: int
+    ``pass_index`` counts the passes over the data; an epoch is a pass, or a part of it (``epoch_splits``).
+    """
+
+    pass_index: int
     spans: tuple[Span, ...]
 
     @property

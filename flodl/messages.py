@@ -25,11 +25,17 @@ class Mode(StrEnum):
     NCCL_CADENCE = "nccl_cadence"
     CPU_SYNC = "cpu_sync"
     CPU_CADENCE = "cpu_cadence"
+    CPU_ASYNC = "cpu_async"
 
     @property
     def is_sync(self) -> bool:
         """A round after every live rank's first step, samples split equally."""
         return self in (Mode.NCCL_SYNC, Mode.CPU_SYNC)
+
+    @property
+    def is_async(self) -> bool:
+        """No rank waits for an averaging: it trains on, and blends the consensus in when that is published."""
+        return self is Mode.CPU_ASYNC
 
     @property
     def is_collective(self) -> bool:
@@ -41,7 +47,9 @@ class Mode(StrEnum):
 class CadenceSettings:
     """What ElChe needs to know; the defaults are the reference's.
 
-    ``anchor`` None takes the mode's default (10; sync 1). ``max_batch_diff`` None means no cap.
+    ``anchor`` None takes the mode's default (10; sync 1). ``max_batch_diff`` None means no cap. Of the asynchronous
+    mode are ``easgd_alpha``, the weight of the consensus in a blend, in (0, 1], and ``max_overshoot``, the steps that a
+    rank may do beyond its count before it waits for the round: None is one more window.
     """
 
     mode: Mode = Mode.NCCL_CADENCE
@@ -51,6 +59,8 @@ class CadenceSettings:
     overhead_target: float = 0.05
     max_batch_diff: int | None = None
     gamma: float = 1.0
+    easgd_alpha: float = 0.5
+    max_overshoot: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +68,7 @@ class Settings:
     """What every participant must agree on before training starts; compared field by field.
 
     ``eval_samples`` is 0 without an evaluation. ``callback_rank`` None elects the fastest rank.
-    ``merge_single_tail`` is set when the model has batch norm (a batch of one sample cannot train).
+    ``num_epochs`` counts passes over the data, each delivered as ``epoch_splits`` epochs.
     """
 
     dataset_size: int
@@ -69,6 +79,7 @@ class Settings:
     max_grad_norm: float | None = None
     eval_samples: int = 0
     callback_rank: RankId | None = None
+    epoch_splits: int = 1
 
 
 @dataclass(frozen=True, slots=True)

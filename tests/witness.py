@@ -41,10 +41,9 @@ def witness_run(run: Path, log: Path, size: int, epochs: int, seed: int = 0, los
     versions = []
     for fields in commits(run):
         versions.append(fields["version"])
-        epoch, order = fields["epoch"], EpochOrder(size, seed, fields["epoch"])
-        for rank, start, count in fields["spans"]:
-            indices = order.indices([Span(start, count)]).tolist()
-            merged[epoch].update(indices)
+        for rank, pass_index, start, count in fields["spans"]:
+            indices = EpochOrder(size, seed, pass_index).indices([Span(start, count)]).tolist()
+            merged[pass_index].update(indices)
             merged_by[rank].update(indices)
     seen.rounds, seen.ranks = len(versions), sorted(merged_by)
     seen.samples = sum(counter.total() for counter in merged.values())

@@ -90,6 +90,44 @@ class FlatModel:
         """Write the contribution of a rank whose values are not finite: zeros; raw bytes as in ``pack``."""
         self.pack(out, 0.0, 0.0, include_raw)
 
+    def rescale(
+        self, src: torch.Tensor, out: torch.Tensor, weight: float, buffer_weight: float, include_raw: bool
+    ) -> None:
+        """``pack`` from an image of weight 1 (``src``, on the model's device) instead of from the model."""
+        near = self.near(out)
+        source, target = self._image(src), self._image(near)
+        for group, given, views in zip(self._groups, source.groups, target.groups, strict=True):
+            share = weight if group.is_parameter else buffer_weight
+            if share == 0.0:
+                views.flat.fill_(_NEUTRAL)
+            else:
+                torch.mul(given.flat, share, out=views.flat)
+        for gap in target.gaps:
+            gap.zero_()
+        if include_raw:
+            target.raw_region.copy_(source.raw_region)
+        else:
+            target.raw_region.zero_()
+        if near is not out:
+            out.copy_(near)
+
+    def blend(self, src: torch.Tensor, alpha: float) -> None:
+        """``local ← (1 − alpha) · local + alpha · consensus`` for parameters and float buffers (EASGD); others stay.
+
+        ``src`` is the consensus' image, ``alpha`` in (0, 1].
+        """
+        near = self.near(src)
+        if near is not src:
+            near.copy_(src)
+        image = self._image(near)
+        for group, views in zip(self._groups, image.groups, strict=True):
+            for entry, center in zip(group.entries, views.tensors, strict=True):
+                local = entry.tensor()
+                if local.dtype == center.dtype:
+                    local.lerp_(center, alpha)
+                else:
+                    local.copy_(local.to(center.dtype).lerp_(center, alpha))
+
     def adopt(self, src: torch.Tensor, take_raw: bool) -> None:
         """Copy the consensus into parameters and buffers, cast to their dtypes; shapes and strides stay.
 

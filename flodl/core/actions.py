@@ -252,6 +252,16 @@ class AccountWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Asynchronous mode: keep what the rank gives to the next round, so that it can train on (SnapshotTaken follows).
+
+    ``is_untouched``: the rank has done no step since the last round; it gives the consensus itself.
+    """
+
+    is_untouched: bool
+
+
+@dataclass(frozen=True, slots=True)
 class FormCollective:
     """Abandon any older group and form this incarnation's in the background; GroupSettled follows."""
 
@@ -322,6 +332,13 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class Blend:
+    """Asynchronous mode: move the model towards the side buffer, and keep that as the consensus."""
+
+    key: RoundKey
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Run ``eval_fn`` over the evaluation dataset; Evaluated follows."""
 
@@ -345,6 +362,7 @@ RankAction: TypeAlias = (
     SendUp
     | LoadAhead
     | AccountWindow
+    | TakeSnapshot
     | FormCollective
     | Pack
     | ReduceCollective
@@ -353,6 +371,7 @@ RankAction: TypeAlias = (
     | DigestTensors
     | AbandonReduce
     | Adopt
+    | Blend
     | Evaluate
     | WriteState
     | EndRank

@@ -1,7 +1,8 @@
 """The next window's plan: who does how many batches, from which leases.
 
 Cadence modes take ElChe's counts, shaped by the epoch's tail; sync modes take one step each at least and at most what
-is left of an equal share. Leases are granted ahead, so that loading never waits for the controller, except near the
+is left of an equal share; the asynchronous mode takes the counts, shaped by the run's tail, and lets a rank overshoot
+them into leases ahead. Leases are granted ahead, so that loading never waits for the controller, except near the
 end of an epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds the batches it holds; in the
 last window of an epoch the plans add up to exactly what is left.
 """
@@ -10,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flodl.core.elche import ElChe
-from flodl.core.pool import Pool
+from flodl.core.supply import Supply
 from flodl.core.tail import allocate, equal_shares
 from flodl.errors import InvariantViolation
-from flodl.ids import Grant, RankId, Version
+from flodl.ids import RankId, Version
 from flodl.messages import CadenceSettings, WindowPlan
 
 AHEAD_BATCHES = 2
@@ -33,38 +34,39 @@ class _Bounds:
 
 
 class Dispatch:
-    """Turns the state of ElChe and of the epoch's pool into window plans."""
+    """Turns the state of ElChe and of the supply of samples into window plans."""
 
     def __init__(self, settings: CadenceSettings) -> None:
         self._settings = settings
         self._shares: dict[RankId, int] = {}
 
-    def plan(
-        self, version: Version, live: Sequence[RankId], elche: ElChe, pool: Pool, epoch_batches: int
-    ) -> dict[RankId, WindowPlan]:
+    def plan(self, version: Version, live: Sequence[RankId], elche: ElChe, supply: Supply) -> dict[RankId, WindowPlan]:
         """One plan for each of ``live``, in rank order. Leases what it grants.
 
         Raises:
             InvariantViolation: samples are left and nobody would train any of them.
         """
-        held = {rank: pool.held_batches(rank) for rank in live}
-        bounds = (
-            self._sync_bounds(live, held, pool)
-            if self._settings.mode.is_sync
-            else self._cadence_bounds(live, held, elche, pool, epoch_batches)
-        )
-        plans = {rank: self._grant(rank, version, bounds[rank], held[rank], pool) for rank in live}
+        held = {rank: supply.held_batches(rank) for rank in live}
+        if self._settings.mode.is_sync:
+            bounds = self._sync_bounds(live, held, supply)
+        elif self._settings.mode.is_async:
+            bounds = self._async_bounds(live, held, elche, supply)
+        else:
+            bounds = self._cadence_bounds(live, held, elche, supply)
+        plans = {rank: self._grant(rank, version, bounds[rank], held[rank], supply) for rank in live}
         if not any(plan.max_steps for plan in plans.values()):
-            raise InvariantViolation(f"{pool.remaining_batches} batches are left and no rank of {live} may train them")
+            raise InvariantViolation(
+                f"{supply.remaining_batches} batches are left and no rank of {live} may train them"
+            )
         return plans
 
     def _cadence_bounds(
-        self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, pool: Pool, epoch_batches: int
+        self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, supply: Supply
     ) -> dict[RankId, _Bounds]:
-        planned = elche.plan(epoch_batches)
+        planned = elche.plan(supply.epoch_batches)
         counts = {rank: planned[rank] for rank in live}
-        window = allocate(pool.remaining_batches, counts, held)
-        is_far = pool.remaining_batches >= 2 * sum(window.values()) + 2 * AHEAD_BATCHES * len(live)
+        window = allocate(supply.remaining_batches, counts, held)
+        is_far = supply.remaining_batches >= 2 * sum(window.values()) + 2 * AHEAD_BATCHES * len(live)
         ahead = AHEAD_BATCHES if is_far else 0
         # Less than the rank's count: what it holds is the least of its next window, which an anchor that shrinks by one
         # makes one shorter; the fast ranks would wait for whoever must do more.
@@ -72,8 +74,26 @@ class Dispatch:
             rank: _Bounds(count, count, count + min(ahead, max(1, counts[rank] - 1))) for rank, count in window.items()
         }
 
-    def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], pool: Pool) -> dict[RankId, _Bounds]:
-        remaining = pool.remaining_batches
+    def _async_bounds(
+        self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, supply: Supply
+    ) -> dict[RankId, _Bounds]:
+        planned = elche.plan(supply.epoch_batches)
+        counts = {rank: planned[rank] for rank in live}
+        total, remaining = sum(counts.values()), supply.remaining_batches
+        # What is held beyond the counts is trained later, but not in the run's last two windows.
+        is_far = remaining >= total + sum(max(held[rank], counts[rank]) for rank in live)
+        window = counts if is_far else allocate(remaining, counts, held)
+        rest = remaining - sum(window.values())
+        bounds = {}
+        for rank, count in window.items():
+            overshoot = counts[rank] if self._settings.max_overshoot is None else self._settings.max_overshoot
+            # In proportion to the speeds, so that nobody ends the run with more than its share.
+            ahead = min(overshoot, rest * counts[rank] // total)
+            bounds[rank] = _Bounds(count, count + overshoot, count + ahead)
+        return bounds
+
+    def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], supply: Supply) -> dict[RankId, _Bounds]:
+        remaining = supply.remaining_batches
         if set(self._shares) != set(live) or sum(self._shares.values()) != remaining:
             self._shares = equal_shares(remaining, live, held)
         lead = self._settings.max_batch_diff
@@ -90,9 +110,7 @@ class Dispatch:
                 self._shares[rank] -= done
 
     @staticmethod
-    def _grant(rank: RankId, version: Version, bounds: _Bounds, held: int, pool: Pool) -> WindowPlan:
-        wanted = bounds.hold - held
-        grant = pool.lease(rank, wanted) if wanted > 0 else None
-        grants: tuple[Grant, ...] = () if grant is None else (grant,)
-        most = min(bounds.most, pool.held_batches(rank))
+    def _grant(rank: RankId, version: Version, bounds: _Bounds, held: int, supply: Supply) -> WindowPlan:
+        grants = supply.lease(rank, bounds.hold - held)
+        most = min(bounds.most, supply.held_batches(rank))
         return WindowPlan(rank, version, min(bounds.least, most), most, grants)

@@ -160,6 +160,13 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotTaken:
+    """The model as it was at the window's end is kept; whether every parameter and float buffer of it was finite."""
+
+    is_finite: bool
+
+
+@dataclass(frozen=True, slots=True)
 class WindowAccounted:
     """What the shell summed over the window: loss weighted by samples, finiteness, user scalars as (sum, count).
 
@@ -237,6 +244,7 @@ RankEvent: TypeAlias = (
     | DaemonSaid
     | DaemonDropped
     | StepDone
+    | SnapshotTaken
     | WindowAccounted
     | GroupSettled
     | Packed

@@ -9,7 +9,7 @@ States of a sample:
 Transitions: free → leased (``lease``) → trained (``train``) → merged (``merge``); trained → free (``untrain``);
 leased and trained → free (``reclaim``).
 
-Invariants: the four states partition ``[0, size)`` exactly; at most one rank has a sample; a batch never crosses a
+Invariants: the four states partition the epoch's span exactly; at most one rank has a sample; a batch never crosses a
 grant; ``remaining_batches`` counts what the free list and the ranks still have to train.
 
 Positions are those of the epoch's order; which sample a position names is the permutation's business. Nothing is
@@ -29,7 +29,7 @@ from flodl.ids import Grant, RankId, Span, batch_count
 class PoolSnapshot:
     """A pool as plain values. ``leased`` and ``trained`` map a rank to its sample count and omit zeros."""
 
-    epoch: int
+    pass_index: int
     size: int
     free_samples: int
     leased: Mapping[RankId, int]
@@ -50,20 +50,22 @@ class _Holding:
 class Pool:
     """The samples of one epoch."""
 
-    def __init__(self, epoch: int, size: int, batch_size: int, merge_single_tail: bool) -> None:
+    def __init__(self, pass_index: int, size: int, batch_size: int, merge_single_tail: bool, start: int = 0) -> None:
         """All samples start free.
 
         Args:
-            epoch: number of the epoch, 0-based; every grant carries it.
+            pass_index: the pass over the data whose order the positions count in, 0-based; every grant carries it.
             size: samples in the epoch, ≥ 0.
             batch_size: samples of a full batch, ≥ 1.
             merge_single_tail: a last batch of one sample joins the batch before it (``ids.batches_of``).
+            start: the position in that order at which the epoch starts.
         """
-        self.epoch = epoch
+        self.pass_index = pass_index
         self.size = size
+        self._start = start
         self._batch_size = batch_size
         self._merge_single_tail = merge_single_tail
-        self._free = SpanSet([Span(0, size)] if size else [])
+        self._free = SpanSet([Span(start, size)] if size else [])
         self._merged = SpanSet()
         self._holdings: dict[RankId, _Holding] = {}
         self._held_batches = 0
@@ -132,7 +134,7 @@ class Pool:
         holding.leased_samples += samples
         holding.batches += granted
         self._held_batches += granted
-        return Grant(self.epoch, spans)
+        return Grant(self.pass_index, spans)
 
     def train(self, rank: RankId, samples: int) -> None:
         """Mark the rank's first ``samples`` outstanding samples, in grant order, as trained.
@@ -143,13 +145,17 @@ class Pool:
         holding = self._holding(rank)
         leased = holding.leased_samples
         if not 0 <= samples <= leased:
-            raise CoverageError(f"epoch {self.epoch}: rank {rank} trained {samples} samples, but has leased {leased}")
+            raise CoverageError(
+                f"pass {self.pass_index}: rank {rank} trained {samples} samples, but has leased {leased}"
+            )
         whole, left = 0, samples
         while left and left >= holding.grants[whole].samples:
             left -= holding.grants[whole].samples
             whole += 1
         if left and not self._is_batch_end(left, holding.grants[whole].samples):
-            raise CoverageError(f"epoch {self.epoch}: rank {rank} trained {samples} samples, which ends inside a batch")
+            raise CoverageError(
+                f"pass {self.pass_index}: rank {rank} trained {samples} samples, which ends inside a batch"
+            )
         for _ in range(whole):
             grant = holding.grants.popleft()
             self._move_to_trained(holding, grant, grant.samples)
@@ -195,7 +201,7 @@ class Pool:
         """The pool as plain values."""
         holdings = sorted(self._holdings.items())
         return PoolSnapshot(
-            epoch=self.epoch,
+            pass_index=self.pass_index,
             size=self.size,
             free_samples=self._free.samples,
             leased={rank: holding.leased_samples for rank, holding in holdings if holding.leased_samples},
@@ -218,12 +224,14 @@ class Pool:
             leased = sum(grant.samples for grant in holding.grants)
             batches = sum(self._batches(grant.samples) for grant in holding.grants)
             if (leased, batches) != (holding.leased_samples, holding.batches):
-                raise InvariantViolation(f"epoch {self.epoch}: rank {rank} holds {leased} samples, {batches} batches")
-        if everything.spans != ((Span(0, self.size),) if self.size else ()):
-            raise InvariantViolation(f"epoch {self.epoch}: {everything.spans} is not all of {self.size} samples")
+                raise InvariantViolation(
+                    f"pass {self.pass_index}: rank {rank} holds {leased} samples, {batches} batches"
+                )
+        if everything.spans != ((Span(self._start, self.size),) if self.size else ()):
+            raise InvariantViolation(f"pass {self.pass_index}: {everything.spans} is not all of {self.size} samples")
         held = sum(holding.batches for holding in self._holdings.values())
         if held != self._held_batches:
-            raise InvariantViolation(f"epoch {self.epoch}: ranks hold {held} batches, counted {self._held_batches}")
+            raise InvariantViolation(f"pass {self.pass_index}: ranks hold {held} batches, counted {self._held_batches}")
 
     def _holding(self, rank: RankId) -> _Holding:
         return self._holdings.get(rank) or _Holding()

@@ -1,10 +1,12 @@
 """RankCore: the rank's half of every conversation.
 
 Purpose: turn the controller's and the daemon's words into steps, reduces and adoptions of one rank.
-States: *joining* until admitted; *waiting* for a plan or a go; *training* a window; *accounting* its end; *packing*,
-*reducing* and *holding* an unpublished sum; *ended*.
-Invariants: parameters change only by a step in *training* or by an adoption after Commit of the very key that is held;
-a sum whose key was aborted is never adopted; a window never exceeds its plan's ``max_steps`` nor the leased batches.
+Two tracks. Work: *joining* until admitted; *idle* without a plan; *training* a window; *accounting* its end; *beyond*:
+it has reported its window and trains on (asynchronous mode only); *ended*. Round: *none*; *packing*, *reducing* and
+*holding* an unpublished sum. In lockstep modes one track stands still while the other moves.
+Invariants: parameters change only by a step or by an adoption after Commit of the very key that is held; a sum whose
+key was aborted is never adopted; a window never exceeds its plan's ``max_steps`` nor the leased batches; what a rank
+gives to a round is what it had when it reported its window.
 It does not touch tensors, sockets or clocks: the shell (flodl.rank) does.
 """
 
@@ -16,6 +18,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    Blend,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -27,6 +30,7 @@ from flodl.core.actions import (
     SendUp,
     SumSlice,
     TakeResult,
+    TakeSnapshot,
     WriteState,
 )
 from flodl.core.events import (
@@ -37,6 +41,7 @@ from flodl.core.events import (
     Packed,
     RankEvent,
     SliceSummed,
+    SnapshotTaken,
     StateWritten,
     StepDone,
     SumReady,
@@ -77,17 +82,24 @@ from flodl.messages import (
 )
 
 
-class RankState(StrEnum):
-    """What the rank is doing."""
+class Work(StrEnum):
+    """What the rank does with its batches."""
 
     JOINING = "joining"
-    WAITING = "waiting"
+    IDLE = "idle"
     TRAINING = "training"
     ACCOUNTING = "accounting"
+    BEYOND = "beyond"
+    ENDED = "ended"
+
+
+class Stage(StrEnum):
+    """How far the rank's part in an attempt at a round is."""
+
+    NONE = "none"
     PACKING = "packing"
     REDUCING = "reducing"
     HOLDING = "holding"
-    ENDED = "ended"
 
 
 class RankCore:
@@ -95,15 +107,18 @@ class RankCore:
 
     def __init__(self, rank: RankId, settings: Settings, merge_single_tail: bool) -> None:
         self.rank = rank
-        self.state = RankState.JOINING
+        self.work = Work.JOINING
+        self.stage = Stage.NONE
         self.version: Version = -1
         self.steps_total = 0
         self._settings = settings
         self._merge_single_tail = merge_single_tail
+        self._mode = settings.cadence.mode
         self._batches: deque[int] = deque()
         self._plan: WindowPlan | None = None
-        self._is_closing = False
         self._window = _Window()
+        self._is_snapshot_finite = True
+        self._given: bool | None = None
         self._round: StartRound | None = None
         self._round_started_s = 0.0
         self._sent_finite = True
@@ -114,21 +129,20 @@ class RankCore:
     def wants_step(self) -> bool:
         """True while the shell should train the next batch, after it has handled every event that waits."""
         plan = self._plan
-        return (
-            self.state is RankState.TRAINING
-            and plan is not None
-            and not self._is_closing
-            and self._window.steps < plan.max_steps
-        )
+        if plan is None:
+            return False
+        if self.work is Work.BEYOND:
+            return bool(self._batches) and self._window.steps < plan.max_steps - plan.min_steps
+        return self.work is Work.TRAINING and self._window.steps < self._window_steps(plan)
 
     @property
     def has_ended(self) -> bool:
         """True once nothing more will happen in this rank."""
-        return self.state is RankState.ENDED
+        return self.work is Work.ENDED
 
     def handle(self, event: RankEvent, now_s: float) -> list[RankAction]:
         """Take one event; ``now_s`` is monotonic seconds."""
-        if self.state is RankState.ENDED:
+        if self.work is Work.ENDED:
             return []
         match event:
             case DaemonSaid(message):
@@ -137,6 +151,9 @@ class RankCore:
                 return self._end("the host's daemon is gone", 1)
             case StepDone():
                 return self._on_step(event)
+            case SnapshotTaken(is_finite):
+                self._is_snapshot_finite = is_finite
+                return []
             case WindowAccounted():
                 return self._on_accounted(event)
             case GroupSettled():
@@ -165,18 +182,21 @@ class RankCore:
     def check(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
         plan = self._plan
-        if self.state is RankState.TRAINING and plan is None:
-            raise InvariantViolation(f"rank {self.rank}: training without a plan")
-        if plan is not None and self._window.steps > plan.max_steps:
+        if self.work in (Work.TRAINING, Work.BEYOND) and plan is None:
+            raise InvariantViolation(f"rank {self.rank}: {self.work} without a plan")
+        if plan is not None and not self._mode.is_async and self._window.steps > plan.max_steps:
             raise InvariantViolation(f"rank {self.rank}: {self._window.steps} steps in a window of {plan.max_steps}")
-        if self.state in (RankState.PACKING, RankState.REDUCING, RankState.HOLDING) and self._round is None:
-            raise InvariantViolation(f"rank {self.rank}: {self.state} without a round")
+        if self.stage is not Stage.NONE and self._round is None:
+            raise InvariantViolation(f"rank {self.rank}: {self.stage} without a round")
+        if self.stage is not Stage.NONE and self.work is Work.TRAINING:
+            raise InvariantViolation(f"rank {self.rank}: {self.stage} a round before its window is over")
 
     def snapshot(self) -> dict[str, object]:
         """Plain values for logs and tests."""
         return {
             "rank": self.rank,
-            "state": str(self.state),
+            "work": str(self.work),
+            "stage": str(self.stage),
             "version": self.version,
             "steps": self.steps_total,
             "held_batches": len(self._batches),
@@ -187,8 +207,8 @@ class RankCore:
     def _on_message(self, message: DaemonToRank, now_s: float) -> list[RankAction]:
         match message:
             case Admitted():
-                if self.state is RankState.JOINING:
-                    self.state = RankState.WAITING
+                if self.work is Work.JOINING:
+                    self.work = Work.IDLE
                 return []
             case FormGroup():
                 self._formation = (message.incarnation, message.attempt)
@@ -223,83 +243,100 @@ class RankCore:
                 assert_never(message)
 
     def _on_plan(self, plan: WindowPlan) -> list[RankAction]:
-        if self.state is not RankState.WAITING or plan.version != self.version:
+        is_expected = self.work in (Work.IDLE, Work.BEYOND) and self.stage is Stage.NONE and self._given is None
+        if not is_expected or plan.version != self.version:
             return []
         actions: list[RankAction] = []
         for grant in plan.grants:
             self._batches.extend(batches_of(grant.samples, self._settings.batch_size, self._merge_single_tail))
             actions.append(LoadAhead(grant))
-        if plan.max_steps > len(self._batches):
+        # Steps beyond the last window are the first of this one.
+        if plan.max_steps > len(self._batches) + self._window.steps:
             raise InvariantViolation(
                 f"rank {self.rank}: planned {plan.max_steps} steps with {len(self._batches)} batches leased"
             )
-        self._plan, self._window, self._is_closing = plan, _Window(), False
-        self.state = RankState.TRAINING
-        return actions + (self._close_window() if plan.max_steps == 0 else [])
+        self._plan, self.work = plan, Work.TRAINING
+        is_over = self._window.steps >= self._window_steps(plan)
+        return actions + (self._close_window() if is_over else [])
 
     def _on_close(self, version: Version) -> list[RankAction]:
-        if self.state is not RankState.TRAINING or version != self.version:
+        if self.work is not Work.TRAINING or version != self.version:
             return []
-        self._is_closing = True
         return self._close_window()
 
     def _on_start_round(self, go: StartRound, now_s: float) -> list[RankAction]:
-        if self.state not in (RankState.WAITING, RankState.HOLDING) or go.key.version != self.version + 1:
+        may_start = self.work in (Work.IDLE, Work.BEYOND) and self.stage in (Stage.NONE, Stage.HOLDING)
+        if not may_start or go.key.version != self.version + 1:
             return []
+        actions: list[RankAction] = []
+        if self._given is None:  # version 0: nothing has been trained
+            self._given = True
+            actions += self._snapshot_of(is_untouched=True)
         self._round, self._round_started_s = go, now_s
-        self.state = RankState.PACKING
+        self.stage = Stage.PACKING
         owns_raw = go.raw_source == self.rank
-        return [Pack(go.key, go.weight, go.buffer_weight, self._takes_raw, owns_raw)]
+        return [*actions, Pack(go.key, go.weight, go.buffer_weight, self._takes_raw, owns_raw)]
 
     def _on_abort(self, key: RoundKey) -> list[RankAction]:
         if not self._is_current(key):
             return []
-        was_reducing = self.state is RankState.REDUCING and self._settings.cadence.mode.is_collective
+        was_reducing = self.stage is Stage.REDUCING and self._mode.is_collective
         self._round = None
-        self.state = RankState.WAITING
+        self.stage = Stage.NONE
         return [AbandonReduce(key, group_too=was_reducing)]
 
     def _on_commit(self, key: RoundKey) -> list[RankAction]:
-        if self.state is not RankState.HOLDING or self._round is None or self._round.key != key:
+        if self.stage is not Stage.HOLDING or self._round is None or self._round.key != key:
             return []
         take_raw = self._takes_raw
-        self._round = None
+        is_blend = self._mode.is_async and not take_raw and self._given is True
+        self._round, self._given = None, None
         self.version = key.version
-        self.state = RankState.WAITING
-        return [Adopt(key, take_raw)]
+        self.stage = Stage.NONE
+        return [Blend(key) if is_blend else Adopt(key, take_raw)]
 
     # -------------------------------------------------------------------------------------------- own progress
     def _on_step(self, step: StepDone) -> list[RankAction]:
         plan = self._plan
-        if self.state is not RankState.TRAINING or plan is None:
+        if self.work not in (Work.TRAINING, Work.BEYOND) or plan is None:
             return []
         self._batches.popleft()
         self.steps_total += 1
         self._window.add(step)
-        if self._window.steps == plan.max_steps:
+        if self.work is Work.BEYOND:
+            return []
+        if self._window.steps == self._window_steps(plan):
             return self._close_window()
         if self._window.steps == plan.min_steps:
             return [SendUp(MinReached(self.rank, self.version))]
         return []
 
+    def _window_steps(self, plan: WindowPlan) -> int:
+        """After how many steps the window is over at the latest: an asynchronous one does not go on to its most."""
+        return plan.min_steps if self._mode.is_async else plan.max_steps
+
     def _close_window(self) -> list[RankAction]:
-        self.state = RankState.ACCOUNTING
-        return [AccountWindow()]
+        self.work = Work.ACCOUNTING
+        return [*self._snapshot_of(is_untouched=self._window.steps == 0), AccountWindow()]
+
+    def _snapshot_of(self, is_untouched: bool) -> list[RankAction]:
+        return [TakeSnapshot(is_untouched)] if self._mode.is_async else []
 
     def _on_accounted(self, accounts: WindowAccounted) -> list[RankAction]:
-        if self.state is not RankState.ACCOUNTING:
+        if self.work is not Work.ACCOUNTING:
             return []
         window = self._window
-        self._plan = None
         self._window = _Window()
-        self.state = RankState.WAITING
+        # What follows a window that is not finite is worth nothing: it waits for the others' consensus.
+        self._given = accounts.is_finite and self._is_snapshot_finite
+        self.work = Work.BEYOND if self._mode.is_async and self._given else Work.IDLE
         report = WindowDone(
             rank=self.rank,
             version=self.version,
             samples=window.samples,
             steps=window.steps,
             loss_sum=accounts.loss_sum,
-            is_finite=accounts.is_finite,
+            is_finite=self._given,
             delivered_ms=window.delivered_ms(self._settings.batch_size),
             compute_ms=window.compute_ms(self._settings.batch_size),
             window_ms=window.busy_s * 1e3,
@@ -314,20 +351,20 @@ class RankCore:
         return [SendUp(GroupFormed(self.rank, event.incarnation, event.attempt, event.error))]
 
     def _on_packed(self, event: Packed, now_s: float) -> list[RankAction]:
-        if not self._is_current(event.key) or self.state is not RankState.PACKING:
+        if not self._is_current(event.key) or self.stage is not Stage.PACKING:
             return []
         self._sent_finite = event.is_finite
-        self.state = RankState.REDUCING
-        if self._settings.cadence.mode.is_collective:
+        self.stage = Stage.REDUCING
+        if self._mode.is_collective:
             return [ReduceCollective(event.key, self._takes_raw)]
         return [SendUp(ContributionWritten(self.rank, event.key))]
 
     def _on_sum(self, event: SumReady, now_s: float) -> list[RankAction]:
-        if not self._is_current(event.key) or self.state is not RankState.REDUCING:
+        if not self._is_current(event.key) or self.stage is not Stage.REDUCING:
             return []
         if event.error:
             return [SendUp(self._reduced(event.key, now_s, error=event.error))]
-        self.state = RankState.HOLDING
+        self.stage = Stage.HOLDING
         return [SendUp(self._reduced(event.key, now_s, digest=event.digest, divergence=event.divergence))]
 
     # -------------------------------------------------------------------------------------------------- details
@@ -350,7 +387,7 @@ class RankCore:
         return Reduced(self.rank, key, digest, self._sent_finite, divergence, reduce_ms, error)
 
     def _end(self, reason: str, exit_code: int) -> list[RankAction]:
-        self.state = RankState.ENDED
+        self.work = Work.ENDED
         return [EndRank(reason, exit_code)]
 
 

@@ -10,10 +10,10 @@ from flodl.messages import Device, EpochReport, WindowDone
 @dataclass(slots=True)
 class _RankAccount:
     samples: int = 0
-    steps: int = 0
+    steps: float = 0.0
     loss_sum: float = 0.0
     busy_ms: float = 0.0
-    scalars: dict[str, tuple[float, int]] = field(default_factory=dict)
+    scalars: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,24 @@ class LastWindow:
 
 
 class EpochAccounts:
-    """Sums of one epoch, started at ``started_s``."""
+    """Sums of one epoch, whose first samples were trained from ``started_s`` on."""
 
     def __init__(self, epoch: int, started_s: float) -> None:
         self.epoch = epoch
         self._started_s = started_s
         self._ranks: dict[RankId, _RankAccount] = {}
 
-    def add(self, report: WindowDone) -> None:
-        """A committed window."""
-        if not report.samples:
-            return
+    def add(self, report: WindowDone, samples: int) -> None:
+        """A committed window, ``samples`` (≥ 1) of which belong to this epoch; its figures count in proportion."""
+        part = samples / report.samples
         account = self._ranks.setdefault(report.rank, _RankAccount())
-        account.samples += report.samples
-        account.steps += report.steps
-        account.loss_sum += report.loss_sum
-        account.busy_ms += report.window_ms
+        account.samples += samples
+        account.steps += report.steps * part
+        account.loss_sum += report.loss_sum * part
+        account.busy_ms += report.window_ms * part
         for name, (total, count) in report.scalars.items():
-            before_total, before_count = account.scalars.get(name, (0.0, 0))
-            account.scalars[name] = (before_total + total, before_count + count)
+            before_total, before_count = account.scalars.get(name, (0.0, 0.0))
+            account.scalars[name] = (before_total + total * part, before_count + count * part)
 
     def report(self, version: Version, devices: Mapping[RankId, Device], now_s: float) -> EpochReport:
         """Close the epoch."""
@@ -89,9 +88,9 @@ def last_windows(reports: Mapping[RankId, WindowDone]) -> dict[RankId, LastWindo
 
 
 def _mean_scalars(accounts: Iterable[_RankAccount]) -> dict[str, float]:
-    sums: dict[str, tuple[float, int]] = {}
+    sums: dict[str, tuple[float, float]] = {}
     for account in accounts:
         for name, (total, count) in account.scalars.items():
-            before_total, before_count = sums.get(name, (0.0, 0))
+            before_total, before_count = sums.get(name, (0.0, 0.0))
             sums[name] = (before_total + total, before_count + count)
     return {name: total / count for name, (total, count) in sums.items() if count}

@@ -26,9 +26,9 @@ from flodl.core.elche import ElChe, WindowTiming
 from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
 from flodl.core.membership import Membership
-from flodl.core.pool import Pool
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
 from flodl.core.rounds import Contribution, Round, RoundState, RoundVerdict, weigh
+from flodl.core.supply import Merged, Supply
 from flodl.ids import RankId, RoundKey, Version
 from flodl.messages import (
     AbortRound,
@@ -51,6 +51,7 @@ from flodl.messages import (
     SumDescribed,
     ToRank,
     WindowDone,
+    WindowPlan,
 )
 
 PATIENCE_S = 1.0
@@ -89,22 +90,22 @@ class Training:
     ) -> None:
         self.state = TrainingState.FORMING
         self.version: Version = -1
-        self.epoch = 0
         self.is_stopping = False
+        self._is_winding_up = False
         self.stalled_reason = ""
         self.last: dict[RankId, LastWindow] = {}
         self.merged: dict[RankId, tuple[int, int]] = {}
         self.outcasts: dict[RankId, str] = {}
         self.elche = ElChe(settings.cadence, membership.live)
-        self.pool = Pool(0, settings.dataset_size, settings.batch_size, merge_single_tail)
-        self.epoch_batches = self.pool.remaining_batches
-        self._settings, self._layout, self._merge_single_tail = settings, layout, merge_single_tail
+        self.supply = Supply(settings, merge_single_tail)
+        self._settings, self._layout = settings, layout
         self._membership = membership
         self._stall_s = stall_s
         self._formation = Formation()
         self._dispatch = Dispatch(settings.cadence)
         self._election = Election(settings.callback_rank)
-        self._accounts = EpochAccounts(0, now_s)
+        self._accounts: dict[int, EpochAccounts] = {}
+        self._committed_s = now_s
         self._round = _gathered_round(-1, membership.live)
         self._disagreement: Disagreement | None = None
         self._evals: dict[int, RankId | None] = {}
@@ -136,6 +137,7 @@ class Training:
     def stop(self, now_s: float) -> list[JobAction]:
         """End in order: windows close at the next batch boundary, one more round merges what was trained."""
         self.is_stopping = True
+        self._is_winding_up = not self._settings.cadence.mode.is_async
         return self._close(self._round.ranks_to_close(now=True)) + self._advance(now_s)
 
     def missing(self) -> tuple[RankId, ...]:
@@ -163,7 +165,7 @@ class Training:
 
     def check(self) -> None:
         """All invariants of the parts."""
-        self.pool.check()
+        self.supply.check()
         self.elche.check()
 
     # ----------------------------------------------------------------------------------------------- ranks' messages
@@ -188,7 +190,7 @@ class Training:
         """
         if not self._round.finish_window(report):
             return []
-        self.pool.train(report.rank, report.samples)
+        self.supply.train(report.rank, report.samples)
         if not report.is_finite:
             self._leave_out(report.rank)
         return self._close(self._round.ranks_to_close()) + self._advance(now_s)
@@ -233,7 +235,7 @@ class Training:
         actions = self._abort(f"rank {named} is lost") if self._round.state is RoundState.REDUCING else []
         for rank in ranks:
             self._round.drop(rank)
-            self.pool.reclaim(rank)
+            self.supply.reclaim(rank)
             self.elche.remove_rank(rank)
         self._failed_attempts = 0
         if not self._membership.live:
@@ -288,8 +290,7 @@ class Training:
         return self._round.version == -1
 
     def _is_last_round(self) -> bool:
-        is_last_epoch = self.epoch + 1 == self._settings.num_epochs
-        return self.is_stopping or (is_last_epoch and self.pool.remaining_batches == 0)
+        return self._is_winding_up or self.supply.is_last_dealt
 
     def _open_plane(self, key: RoundKey) -> list[JobAction]:
         if self._settings.cadence.mode.is_collective:
@@ -353,7 +354,7 @@ class Training:
     def _leave_out(self, rank: RankId) -> None:
         """The rank takes part in this round with zeros; what it trained returns to the pool."""
         self._round.discard_samples(rank)
-        self.pool.untrain(rank)
+        self.supply.untrain(rank)
 
     def _abort(self, reason: str) -> list[JobAction]:
         """The attempt never was: every live rank and the plane drop it."""
@@ -376,37 +377,45 @@ class Training:
         actions: list[JobAction] = [self._to(rank, Commit(rank, key)) for rank in reports]
         if not self._settings.cadence.mode.is_collective:
             actions.append(CloseReduction(key))
-        actions.append(self._merge(key))
-        actions += self._count_nonfinite()
+        actions += [self._merge(key), *self._count_nonfinite()]
+        self._committed_s = now_s
         self._dispatch.settle({rank: report.steps for rank, report in reports.items()})
-        for rank, report in reports.items():
-            self._accounts.add(report)
-            steps, samples = self.merged.get(rank, (0, 0))
-            self.merged[rank] = (steps + report.steps, samples + report.samples)
         if not self._is_seed:
             self.last |= last_windows(reports)
             self.elche.observe(_timings(reports), self._round.reduce_ms())
         self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
-        if self.pool.is_complete:
-            actions += self._close_epoch(now_s)
+        for epoch in self.supply.close_epochs():
+            actions += self._close_epoch(epoch, now_s)
         return actions + self._next_window()
 
     def _merge(self, key: RoundKey) -> JobAction:
-        spans: list[tuple[int, int, int]] = []
+        epoch = self.supply.epoch
+        spans: list[tuple[int, int, int, int]] = []
         for rank, report in self._round.reports.items():
-            if report.samples:
-                spans += [(rank, span.start, span.count) for span in self.pool.merge(rank)]
-        detail = f"version {key.version}: {sum(count for _, _, count in spans)} samples merged"
+            merged = self.supply.merge(rank)
+            spans += [(rank, each.pass_index, each.span.start, each.span.count) for each in merged]
+            self._account(report, merged)
+        detail = f"version {key.version}: {sum(count for *_, count in spans)} samples merged"
         fields: dict[str, Scalar | tuple[object, ...]] = {
             "version": key.version,
             "incarnation": key.incarnation,
             "attempt": key.attempt,
-            "epoch": self.epoch,
+            "epoch": epoch,
             "spans": tuple(spans),
             "counts": tuple((rank, report.steps) for rank, report in self._round.reports.items()),
             "reduce_ms": self._round.reduce_ms(),
         }
         return Record("commit", Severity.INFO, detail, fields)
+
+    def _account(self, report: WindowDone, merged: tuple[Merged, ...]) -> None:
+        """A window that reaches over an epoch's end counts for each epoch by the samples in it."""
+        steps, samples = self.merged.get(report.rank, (0, 0))
+        self.merged[report.rank] = (steps + report.steps, samples + report.samples)
+        by_epoch: dict[int, int] = {}
+        for each in merged:
+            by_epoch[each.epoch] = by_epoch.get(each.epoch, 0) + each.span.count
+        for epoch, count in by_epoch.items():
+            self._accounts.setdefault(epoch, EpochAccounts(epoch, self._committed_s)).add(report, count)
 
     def _count_nonfinite(self) -> list[JobAction]:
         ranks = [rank for rank, report in self._round.reports.items() if not report.is_finite]
@@ -418,13 +427,14 @@ class Training:
         detail = f"version {self.version}: left out rank {', '.join(map(str, ranks))}: loss or parameters not finite"
         return [Record("nonfinite", Severity.WARNING, detail, {"version": self.version, "ranks": tuple(ranks)})]
 
-    def _close_epoch(self, now_s: float) -> list[JobAction]:
+    def _close_epoch(self, epoch: int, now_s: float) -> list[JobAction]:
         devices = {member.rank: member.device for member in self._membership.all()}
-        report = self._accounts.report(self.version, devices, now_s)
+        accounts = self._accounts.pop(epoch, None) or EpochAccounts(epoch, now_s)  # a part without a batch has none
+        report = accounts.report(self.version, devices, now_s)
         loss = "-" if report.avg_loss is None else f"{report.avg_loss:.6g}"
         fields = {
-            "epoch": report.epoch,
-            "num_epochs": self._settings.num_epochs,
+            "epoch": epoch,
+            "num_epochs": self.supply.epochs,
             "loss": report.avg_loss,
             "samples": report.samples,
             "epoch_ms": report.epoch_ms,
@@ -432,27 +442,26 @@ class Training:
             "shares": tuple(report.per_rank_batch_share.items()),
         }
         actions: list[JobAction] = [
-            Record("epoch", Severity.INFO, f"epoch {report.epoch + 1}: loss {loss}", fields),
+            Record("epoch", Severity.INFO, f"epoch {epoch + 1}: loss {loss}", fields),
             SendHead(report),
         ]
         if self._settings.eval_samples:
-            self._evals[self.epoch] = None
+            self._evals[epoch] = None
             actions += self._assign_evals()
-        self.epoch += 1
-        if self.epoch < self._settings.num_epochs:
-            settings = self._settings
-            self.pool = Pool(self.epoch, settings.dataset_size, settings.batch_size, self._merge_single_tail)
-            self._accounts = EpochAccounts(self.epoch, now_s)
         return actions
 
     def _next_window(self) -> list[JobAction]:
         if self.state is TrainingState.STALLED:
             return []
-        if self.is_stopping or self.epoch == self._settings.num_epochs:
+        if self.supply.is_exhausted or self._is_winding_up:
             self.state = TrainingState.FINISHED
             return []
         live = self._membership.live
-        plans = self._dispatch.plan(self.version, live, self.elche, self.pool, self.epoch_batches)
+        if self.is_stopping:  # one more round merges what the ranks have done beyond their counts
+            self._is_winding_up = True
+            plans = {rank: WindowPlan(rank, self.version, 0, 0, ()) for rank in live}
+        else:
+            plans = self._dispatch.plan(self.version, live, self.elche, self.supply)
         self._round = Round(self.version, {rank: (plan.min_steps, plan.max_steps) for rank, plan in plans.items()})
         return [self._to(rank, plan) for rank, plan in plans.items()]
 

@@ -22,8 +22,8 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
         "backend": None if first is None else first.backend,
         "incarnation": core.membership.incarnation,
         "model_bytes": None if first is None else _bytes(first.layout),
-        "num_epochs": None if first is None else first.settings.num_epochs,
-        "epoch_samples": None if first is None else first.settings.dataset_size,
+        "num_epochs": None if first is None else first.settings.num_epochs * first.settings.epoch_splits,
+        "epoch_samples": None,
         "hosts": _hosts(core, now_s),
         "ranks": [_rank(core, member) for member in core.membership.all()],
         "absent": [
@@ -36,8 +36,9 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
     if training is not None:
         view |= {
             "version": training.version,
-            "epoch": training.epoch,
-            "samples_merged": training.pool.size - training.pool.unmerged,
+            "epoch": training.supply.epoch,
+            "epoch_samples": training.supply.epoch_size,
+            "samples_merged": training.supply.epoch_merged,
             "callback_rank": training.owner,
             "cadence": {
                 "phase": training.elche.phase.name.lower(),

@@ -177,11 +177,11 @@ class BatchLoader:
             return True
 
     def _plans(self, grant: Grant) -> list[_Plan]:
-        indices = EpochOrder(self._size, self._seed, grant.epoch).indices(grant.spans).tolist()
+        indices = EpochOrder(self._size, self._seed, grant.pass_index).indices(grant.spans).tolist()
         plans, start = [], 0
         for count in batches_of(len(indices), self._batch_size, self._merge_single_tail):
             stop = start + count
-            plans.append(_Plan(grant.epoch, _cut(grant.spans, start, count), indices[start:stop]))
+            plans.append(_Plan(grant.pass_index, _cut(grant.spans, start, count), indices[start:stop]))
             start = stop
         return plans
 

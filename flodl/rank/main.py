@@ -30,7 +30,7 @@ from flodl.messages import DaemonToRank, RankError, RankReady
 from flodl.rank.agent import Agent
 from flodl.rank.evaluation import evaluate
 from flodl.rank.inbox import Inbox
-from flodl.rank.planes import CollectiveRounds, Plane, SharedRounds
+from flodl.rank.planes import AsyncRounds, CollectiveRounds, Plane, SharedRounds
 from flodl.rank.shell import RankShell
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
 from flodl.rank.words import MAX_CHARS, describe, encodable
@@ -134,7 +134,12 @@ class _RankProcess:
             self._plane = CollectiveRounds(flat, plane, ticket.rank, self._inbox, outer)
         else:
             backend = "shared memory"
-            self._plane = SharedRounds(flat, SharedPlane(ticket.plane_fd, ticket.slots, ticket.slot), outer)
+            shared = SharedPlane(ticket.plane_fd, ticket.slots, ticket.slot)
+            self._plane = (
+                AsyncRounds(flat, shared, settings.cadence.easgd_alpha, outer)
+                if settings.cadence.mode.is_async
+                else SharedRounds(flat, shared, outer)
+            )
         fingerprint = {
             **model_fingerprint(stepper.model, stepper.optimizer),
             **flat.fingerprint(),

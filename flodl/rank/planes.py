@@ -5,6 +5,8 @@ inbox. Tensors are touched by the training thread only: a landed sum is an order
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final, Protocol, TypeAlias, assert_never
 
 import torch
@@ -16,21 +18,40 @@ from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import (
     AbandonReduce,
     Adopt,
+    Blend,
     DigestTensors,
     FormCollective,
     Pack,
     ReduceCollective,
     SumSlice,
     TakeResult,
+    TakeSnapshot,
 )
 from flodl.core.disagreement import TENSOR_DIGEST_BYTES
-from flodl.core.events import GroupSettled, Packed, RankEvent, SliceSummed, SumReady, TensorsDigested
+from flodl.core.events import (
+    GroupSettled,
+    Packed,
+    RankEvent,
+    SliceSummed,
+    SnapshotTaken,
+    SumReady,
+    TensorsDigested,
+)
 from flodl.errors import InvariantViolation, LocalProtocolError
 from flodl.ids import RankId, RoundKey
 from flodl.rank.inbox import Inbox
 
 Averaging: TypeAlias = (
-    FormCollective | Pack | ReduceCollective | SumSlice | TakeResult | DigestTensors | AbandonReduce | Adopt
+    FormCollective
+    | TakeSnapshot
+    | Pack
+    | ReduceCollective
+    | SumSlice
+    | TakeResult
+    | DigestTensors
+    | AbandonReduce
+    | Adopt
+    | Blend
 )
 
 MAX_TENSORS: Final = 4096
@@ -51,6 +72,10 @@ class Plane(Protocol):
 
     def execute(self, action: Averaging) -> RankEvent | None:
         """Carry out ``action``; the event that follows, if it is there already."""
+        ...
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """Within it the model holds the last published consensus; afterwards what it held before."""
         ...
 
 
@@ -92,10 +117,14 @@ class CollectiveRounds:
                 assert self._side is not None
                 _adopt(self._flat, self._outer, self._side, take_raw)
                 return None
-            case SumSlice() | TakeResult():
+            case SumSlice() | TakeResult() | TakeSnapshot() | Blend():
                 raise InvariantViolation(f"{type(action).__name__} on the collective plane")
             case _:
                 assert_never(action)
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """See ``Plane``: asked between two windows, when the model is the consensus."""
+        return nullcontext()
 
     def _form(self, order: FormCollective) -> None:
         def settled(error: str) -> None:
@@ -154,10 +183,79 @@ class SharedRounds:
                 assert self._side is not None
                 _adopt(self._flat, self._outer, self._side, take_raw)
                 return None
-            case FormCollective() | ReduceCollective():
+            case FormCollective() | ReduceCollective() | TakeSnapshot() | Blend():
                 raise InvariantViolation(f"{type(action).__name__} on the CPU plane")
             case _:
                 assert_never(action)
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """See ``Plane``: asked between two windows, when the model is the consensus."""
+        return nullcontext()
+
+
+class AsyncRounds:
+    """Rounds on the CPU plane behind the back of a model that trains on.
+
+    Three private images: what the rank gives (taken at its count, so that a repeated attempt gives the same), the last
+    consensus, and, while the consensus is looked at, the model's own values.
+    """
+
+    must_hard_exit = False
+
+    def __init__(self, flat: FlatModel, plane: SharedPlane, alpha: float, outer: OuterStep | None = None) -> None:
+        """``alpha``: the weight of the consensus in a blend, in (0, 1]. ``outer`` None takes the plain consensus."""
+        self._flat, self._plane, self._alpha, self._outer = flat, plane, alpha, outer
+        self._rounds = SharedRounds(flat, plane, outer)
+        self._given, self._center, self._own = flat.allocate(), flat.allocate(), flat.allocate()
+        self._has_center = self._is_finite = False
+
+    def execute(self, action: Averaging) -> RankEvent | None:
+        """See ``Plane``."""
+        match action:
+            case TakeSnapshot(is_untouched):
+                return self._take_snapshot(is_untouched)
+            case Pack():
+                return self._pack(action)
+            case Adopt(_, take_raw):
+                self._keep_center()
+                self._flat.adopt(self._center, take_raw)
+                return None
+            case Blend():
+                self._keep_center()
+                self._flat.blend(self._center, self._alpha)
+                return None
+            case _:
+                return self._rounds.execute(action)
+
+    @contextmanager
+    def consensus(self) -> Iterator[None]:
+        """See ``Plane``."""
+        self._flat.pack(self._own, 1.0, 1.0, include_raw=True)
+        self._flat.adopt(self._center, take_raw=False)
+        try:
+            yield
+        finally:
+            self._flat.adopt(self._own, take_raw=True)
+
+    def _take_snapshot(self, is_untouched: bool) -> SnapshotTaken:
+        self._is_finite = self._flat.pack(self._given, 1.0, 1.0, include_raw=True)
+        if is_untouched and self._has_center:
+            sums = self._flat.layout.raw_offset
+            self._given[:sums].copy_(self._center[:sums])
+            self._is_finite = True
+        return SnapshotTaken(self._is_finite)
+
+    def _pack(self, order: Pack) -> Packed:
+        slot = _image(self._plane.contribution(self._flat.layout))
+        is_used = order.weight > 0 and self._is_finite
+        weights = (order.weight, order.buffer_weight) if is_used else (0.0, 0.0)
+        self._flat.rescale(self._given, slot, *weights, order.owns_raw)
+        return Packed(order.key, self._is_finite or order.weight == 0)
+
+    def _keep_center(self) -> None:
+        result = _image(self._plane.result(self._flat.layout))
+        self._center.copy_(result if self._outer is None else self._outer.publish(result))
+        self._has_center = True
 
 
 class SoloRounds:
@@ -179,10 +277,14 @@ class SoloRounds:
                 return SumReady(key, SOLO_DIGEST, 0.0, "")
             case AbandonReduce() | Adopt():
                 return None
-            case SumSlice() | TakeResult() | DigestTensors():
+            case SumSlice() | TakeResult() | TakeSnapshot() | DigestTensors() | Blend():
                 raise InvariantViolation(f"{type(action).__name__} in a process without peers")
             case _:
                 assert_never(action)
+
+    def consensus(self) -> AbstractContextManager[None]:
+        """See ``Plane``: one rank's model is the consensus."""
+        return nullcontext()
 
 
 def _pack(flat: FlatModel, out: torch.Tensor, order: Pack) -> Packed:

@@ -15,6 +15,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    Blend,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -26,6 +27,7 @@ from flodl.core.actions import (
     SendUp,
     SumSlice,
     TakeResult,
+    TakeSnapshot,
     WriteState,
 )
 from flodl.core.events import Evaluated, RankEvent, StateWritten
@@ -99,6 +101,7 @@ class RankShell:
                 self._effects.append(self._stepper.account())
             case (
                 FormCollective()
+                | TakeSnapshot()
                 | Pack()
                 | ReduceCollective()
                 | SumSlice()
@@ -106,12 +109,14 @@ class RankShell:
                 | DigestTensors()
                 | AbandonReduce()
                 | Adopt()
+                | Blend()
             ):
                 event = self._plane.execute(action)
                 if event is not None:
                     self._effects.append(event)
             case Evaluate(epoch):
-                self._effects.append(self._evaluate(epoch))
+                with self._plane.consensus():
+                    self._effects.append(self._evaluate(epoch))
             case WriteState():
                 self._effects.append(self._write_state())
             case EndRank():

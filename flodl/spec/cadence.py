@@ -7,7 +7,7 @@ from flodl.messages import CadenceSettings, Mode
 from flodl.spec.knob import Chained, Knob, KnobTable, knob, positive_number, whole_number
 
 ElCheMode: TypeAlias = Mode
-"""When a round fires and how parameters are averaged: NCCL_SYNC, NCCL_CADENCE, CPU_SYNC, CPU_CADENCE."""
+"""When a round fires and how parameters are averaged: NCCL_SYNC, NCCL_CADENCE, CPU_SYNC, CPU_CADENCE, CPU_ASYNC."""
 
 _NO_NCCL_ASYNC = (
     "nccl_async is not a mode: its in-place write-back raced with autograd and gained nothing. "
@@ -22,6 +22,13 @@ def _mode(name: str, value: Any) -> Mode:
         offered = ", ".join(Mode)
         reason = _NO_NCCL_ASYNC if value == "nccl_async" else f"{name} is {value!r}"
         raise ConfigError(f"{reason}; this version offers {offered}") from None
+
+
+def _alpha(name: str, value: Any) -> float | None:
+    number: float | None = positive_number(optional=True)(name, value)
+    if number is not None and number > 1:
+        raise ConfigError(f"{name} is {number:g}; it must be in (0, 1]: 1 replaces the rank's own values")
+    return number
 
 
 class CadenceKnobs(KnobTable):
@@ -39,6 +46,10 @@ class CadenceKnobs(KnobTable):
     """The averaging time to aim at, as a fraction of the compute time of a window."""
     max_batch_diff: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))
     """How many batches the fastest rank may lead the slowest in a window; 0 is lockstep, None no cap."""
+    easgd_alpha: Knob[float | None] = knob(default=None, check=_alpha)
+    """cpu_async: the weight of the consensus when a rank blends it into its own values, in (0, 1]; None takes 0.5."""
+    max_overshoot: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))
+    """cpu_async: steps beyond its count after which a rank waits for the round; None is one more window."""
 
 
 class ElCheConfig(CadenceKnobs, Chained):
@@ -68,6 +79,11 @@ class ElCheConfig(CadenceKnobs, Chained):
         return cls(mode=Mode.CPU_SYNC)
 
     @classmethod
+    def cpu_async(cls) -> "ElCheConfig":
+        """No rank waits for an averaging: it trains on and blends the consensus in; through the hosts' daemons."""
+        return cls(mode=Mode.CPU_ASYNC)
+
+    @classmethod
     def nccl_async(cls) -> NoReturn:
         """Refused. Raises ConfigError that names the way to go."""
         _mode("mode", "nccl_async")
@@ -75,7 +91,14 @@ class ElCheConfig(CadenceKnobs, Chained):
 
     def settings(self) -> CadenceSettings:
         """The values as they travel. Raises ConfigError when the bounds contradict each other."""
-        settings = CadenceSettings(**self.all_values())
+        values = self.all_values()
+        mode = Mode(values["mode"])
+        for name in ("easgd_alpha", "max_overshoot"):
+            if values[name] is not None and not mode.is_async:
+                raise ConfigError(f"{name} belongs to cpu_async and the mode is {mode}; drop it, or use cpu_async()")
+        if values["easgd_alpha"] is None:
+            del values["easgd_alpha"]
+        settings = CadenceSettings(**values)
         if settings.min_anchor > settings.max_anchor:
             raise ConfigError(
                 f"min_anchor {settings.min_anchor} is above max_anchor {settings.max_anchor}; raise max_anchor"

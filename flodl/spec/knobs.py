@@ -12,7 +12,7 @@ from flodl.averaging.outer import OuterAvg, OuterOptimizer
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
-from flodl.ids import RankId
+from flodl.ids import RankId, batch_count
 from flodl.messages import Settings
 from flodl.spec.cadence import ElCheConfig
 from flodl.spec.knob import Knob, KnobTable, Values, function, knob, positive_number, whole_number
@@ -100,6 +100,8 @@ class Knobs(KnobTable):
     """Samples of one step of one rank."""
     num_epochs: Knob[int] = knob(check=whole_number(1))
     """Passes over the data; every sample is trained exactly once in each."""
+    epoch_splits: Knob[int] = knob(default=1, check=whole_number(1))
+    """Epochs that one pass is delivered as: metrics and evaluation come so many times per pass."""
     elche: Knob[ElCheConfig] = knob(default=ElCheConfig(), check=_elche)
     """How often and how the ranks are averaged."""
     max_grad_norm: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
@@ -140,6 +142,7 @@ class JobConfig(Knobs, Values):
             max_grad_norm=self.max_grad_norm,
             eval_samples=0 if self.eval_dataset is None else len(self.eval_dataset),
             callback_rank=self.epoch_callback_policy.callback_rank,
+            epoch_splits=self.epoch_splits,
         )
 
 
@@ -163,6 +166,11 @@ def _check_batches(config: JobConfig) -> None:
         raise ConfigError(
             f"batch_size {config.batch_size} is larger than the dataset of {size} samples; "
             f"lower batch_size to at most {size}"
+        )
+    batches = batch_count(size, config.batch_size, merge_single_tail=True)
+    if config.epoch_splits > batches:
+        raise ConfigError(
+            f"epoch_splits {config.epoch_splits} is more than the {batches} batches of a pass; use at most {batches}"
         )
 
 

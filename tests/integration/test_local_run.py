@@ -12,7 +12,7 @@ from tests.witness import witness_run, witness_solo
 
 pytestmark = pytest.mark.timeout(240)
 
-MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
+MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync", "cpu_async"]
 GOOD_ACCURACY = 0.95
 GOOD_BITS = 4.5
 """Two epochs of a short text; how often each character occurs tells 4.64."""

@@ -34,7 +34,7 @@ def merged(host: OneHost) -> int:
     return sum(report.samples for report in host.head if isinstance(report, EpochReport))
 
 
-@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence", "cpu_sync", "nccl_sync"])
+@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence", "cpu_sync", "nccl_sync", "cpu_async"])
 def test_two_ranks_train_every_sample_once_and_end_with_the_same_weights(play: Any, tmp_path: Path, mode: str) -> None:
     host: OneHost = play(2, "--mode", mode)
 

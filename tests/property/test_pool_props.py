@@ -46,7 +46,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert (positions(grant.spans) if grant else []) == expected
         if grant is None:
             return
-        assert grant.epoch == 5
+        assert grant.pass_index == 5
         assert grant.spans == normalised(expected)
         assert batches_of(grant.samples, self.batch_size, self.merge_single_tail) == sizes
         for size in sizes:

@@ -7,7 +7,7 @@ import pytest
 from flodl.core.actions import Adopt, RankAction
 from flodl.core.events import SumReady
 from flodl.core.pool import Pool
-from flodl.core.rank import RankCore, RankState
+from flodl.core.rank import RankCore, Stage
 from flodl.core.rounds import Round
 from flodl.ids import RankId, RoundKey, Span
 from flodl.messages import Reduced
@@ -36,7 +36,7 @@ def adopt_before_commit(patch: pytest.MonkeyPatch) -> None:
 
     def eager(self: RankCore, event: SumReady, now_s: float) -> list[RankAction]:
         actions = on_sum(self, event, now_s)
-        return [*actions, Adopt(event.key, take_raw=False)] if self.state is RankState.HOLDING else actions
+        return [*actions, Adopt(event.key, take_raw=False)] if self.stage is Stage.HOLDING else actions
 
     def without_adoption(self: RankCore, key: RoundKey) -> list[RankAction]:
         return [action for action in on_commit(self, key) if not isinstance(action, Adopt)]

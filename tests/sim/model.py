@@ -74,7 +74,7 @@ def merge(parts: Sequence[Contribution]) -> Model | None:
 
 def cut(grant: Grant, batch_size: int, merge_single_tail: bool) -> list[Batch]:
     """The loader: a grant's batches."""
-    positions = [(grant.epoch, p) for span in grant.spans for p in range(span.start, span.stop)]
+    positions = [(grant.pass_index, p) for span in grant.spans for p in range(span.start, span.stop)]
     batches, at = [], 0
     for size in batches_of(grant.samples, batch_size, merge_single_tail):
         batches.append(tuple(positions[at : at + size]))

@@ -40,6 +40,7 @@ class Rank(Actor):
         self.end_reason = ""
         self.model = Model(f"init of rank {self.rank}")
         self.delta: Counter[Sample] = Counter()
+        self.kept: Counter[Sample] = Counter()
         self.side: Model | None = None
         self.digest = ""
         self.part: Contribution | None = None
@@ -171,9 +172,17 @@ class Rank(Actor):
                 self._later(0.001, ev.TensorsDigested(key, ("samples",), digest))
             case act.AbandonReduce():
                 self.side = None
+            case act.TakeSnapshot():
+                is_finite = self._bad_packs == 0
+                self._bad_packs -= not is_finite
+                self.kept, self.delta = self.delta, Counter()
+                self._later(0.0, ev.SnapshotTaken(is_finite))
             case act.Adopt():
                 assert self.side is not None, f"rank {self.rank} adopts nothing"
-                self.model, self.delta, self.side = self.side, Counter(), None
+                self.model, self.delta, self.kept, self.side = self.side, Counter(), Counter(), None
+            case act.Blend():
+                assert self.side is not None, f"rank {self.rank} blends nothing"
+                self.model, self.kept, self.side = self.side, Counter(), None
             case act.Evaluate(epoch):
                 self.pause(0.05)
                 self._later(0.05, ev.Evaluated(epoch, 1.0, ""))
@@ -199,7 +208,8 @@ class Rank(Actor):
         self._bad_packs -= not is_finite
         weight = weight if is_finite else 0.0
         self.side = None
-        self.part = Contribution(weight, self.model, Counter(self.delta) if weight else Counter())
+        given = self.kept if self.settings.cadence.mode.is_async else self.delta
+        self.part = Contribution(weight, self.model, Counter(given) if weight else Counter())
         if not self.settings.cadence.mode.is_collective:
             self.daemon.slots[self.slot] = self.part
         self._later(0.001, ev.Packed(key, is_finite))

@@ -51,7 +51,9 @@ def schedule_of(seed: int) -> Schedule:
         for number in range(r.randint(1, 3))
     )
     rank_count = sum(len(host.speeds) for host in hosts)
-    cadence = CadenceSettings(mode=r.choice(list(Mode)), max_batch_diff=r.choice([None, None, 0, 2]))
+    mode = r.choice(list(Mode))
+    overshoot = r.choice([None, 0, 1, 5, 50]) if mode.is_async else None
+    cadence = CadenceSettings(mode=mode, max_batch_diff=r.choice([None, None, 0, 2]), max_overshoot=overshoot)
     scenario = Scenario(
         seed, hosts, cadence,
         dataset_size=max(rank_count, r.randint(1, 400)),
@@ -60,6 +62,7 @@ def schedule_of(seed: int) -> Schedule:
         merge_single_tail=r.random() < 0.3,
         eval_samples=r.choice([0, 5]),
         min_rank_start=1,
+        epoch_splits=r.choice([1, 1, 2, 3]),
     )  # fmt: skip
     faults = [_fault(r, rank_count, hosts) for _ in range(r.randint(0, 4))]
     return Schedule(scenario, tuple(faults))

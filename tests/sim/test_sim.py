@@ -12,6 +12,7 @@ import pytest
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.disagreement import MAX_DISSENTS
+from flodl.core.rank import Stage
 from flodl.ids import RankId
 from flodl.messages import CadenceSettings, EpochReport, EvalReport, FromHead, HeadError, Mode, RunEnded, StopRequest
 from tests.sim.actor import wire
@@ -54,6 +55,41 @@ def test_every_sample_of_every_epoch_is_absorbed_once(mode: Mode, hosts: tuple[H
     assert (outcome.status, outcome.exit_code, outcome.losses) == ("completed", 0, ())
     world.assert_exact_coverage()
     assert all(rank.has_finished for rank in world.ranks())
+
+
+def test_async_ranks_train_while_a_round_is_open() -> None:
+    world = world_of(Mode.CPU_ASYNC, TWO_HOSTS, dataset_size=800)
+    seen: Counter[RankId] = Counter()
+
+    def look() -> None:
+        seen.update(rank.rank for rank in world.ranks() if rank.core.stage is not Stage.NONE and rank.is_stepping)
+        world.after(0.001, look)
+
+    world.after(TRAINING_S, look)
+    world.run()
+    assert set(seen) == {0, 1, 2}
+    world.assert_exact_coverage()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("at_s", [TRAINING_S, TRAINING_S + 0.37, TRAINING_S + 0.71])
+def test_orderly_stop_merges_everything_that_was_trained(mode: Mode, at_s: float) -> None:
+    world = world_of(mode, TWO_HOSTS, dataset_size=4000)
+    world.after(at_s, lambda: world.controller.post(ev.StopAsked("test", abort=False, exit_code=130)))
+    assert world.run().status == "stopped"
+    assert world.final is not None
+    assert world.final.samples.total() == 4 * sum(rank.core.steps_total for rank in world.ranks())
+    world.assert_one_consensus()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+def test_pass_delivered_in_parts_is_absorbed_once(mode: Mode) -> None:
+    world = world_of(mode, TWO_HOSTS, epoch_splits=3)
+    assert world.run().status == "completed"
+    world.assert_exact_coverage()
+    reports = head_messages(world, EpochReport)
+    assert [report.epoch for report in reports] == list(range(6))  # type: ignore[attr-defined]
+    assert sum(report.samples for report in reports) == 400  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("mode", list(Mode))

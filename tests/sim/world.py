@@ -60,6 +60,7 @@ class Scenario:
     dataset_size: int = 200
     batch_size: int = 4
     num_epochs: int = 2
+    epoch_splits: int = 1
     merge_single_tail: bool = False
     eval_samples: int = 0
     min_rank_start: int = 0
@@ -73,8 +74,9 @@ class Scenario:
     @property
     def settings(self) -> Settings:
         return Settings(
-            self.dataset_size, self.batch_size, self.num_epochs, 0, self.cadence, eval_samples=self.eval_samples
-        )
+            self.dataset_size, self.batch_size, self.num_epochs, 0, self.cadence,
+            eval_samples=self.eval_samples, epoch_splits=self.epoch_splits,
+        )  # fmt: skip
 
 
 class World:

@@ -13,7 +13,7 @@ from tests.witness import witness_run
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
-MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync"]
+MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync", "cpu_async"]
 GOOD_ACCURACY = 0.95
 GRACE_S = 5.0
 

@@ -10,7 +10,7 @@ def test_span_is_half_open() -> None:
 
 
 def test_grant_holds_the_samples_of_its_spans() -> None:
-    assert Grant(epoch=0, spans=(Span(0, 3), Span(10, 4))).samples == 7
+    assert Grant(pass_index=0, spans=(Span(0, 3), Span(10, 4))).samples == 7
 
 
 @pytest.mark.parametrize(

@@ -182,11 +182,11 @@ class Cohort:
                 return []
 
     def window(self, plan: WindowPlan) -> WindowDone:
-        """All that the plan allows, at 10 ms a step."""
+        """All that the plan allows, at 10 ms a step; not beyond its count where it is asynchronous."""
         batches = self._batches[plan.rank]
         for grant in plan.grants:
             batches.extend(batches_of(grant.samples, self.settings.batch_size, merge_single_tail=False))
-        steps = plan.max_steps
+        steps = plan.min_steps if self.settings.cadence.mode.is_async else plan.max_steps
         samples = sum(batches.popleft() for _ in range(steps))
         delivered_ms = 10.0 if steps > 1 else None
         busy_ms = 10.0 * steps

@@ -6,10 +6,10 @@ import pytest
 
 from flodl.core.dispatch import AHEAD_BATCHES, SYNC_LEAD_BATCHES, Dispatch
 from flodl.core.elche import ElChe, WindowTiming
-from flodl.core.pool import Pool
+from flodl.core.supply import Supply
 from flodl.errors import InvariantViolation
 from flodl.ids import Grant, RankId, Span
-from flodl.messages import CadenceSettings, Mode, WindowPlan
+from flodl.messages import CadenceSettings, Mode, Settings, WindowPlan
 
 BATCH_SIZE = 4
 
@@ -19,16 +19,16 @@ class Epoch:
 
     def __init__(self, settings: CadenceSettings, batches: int, live: tuple[RankId, ...] = (0, 1)) -> None:
         self.elche = ElChe(settings, live)
-        self.pool = Pool(0, batches * BATCH_SIZE, BATCH_SIZE, merge_single_tail=False)
-        self.dispatch, self.live, self.batches = Dispatch(settings), live, batches
+        self.supply = Supply(Settings(batches * BATCH_SIZE, BATCH_SIZE, 1, 0, settings), merge_single_tail=False)
+        self.dispatch, self.live = Dispatch(settings), live
 
     def plan(self, version: int = 0) -> dict[RankId, WindowPlan]:
-        return self.dispatch.plan(version, self.live, self.elche, self.pool, self.batches)
+        return self.dispatch.plan(version, self.live, self.elche, self.supply)
 
     def train(self, steps: dict[RankId, int]) -> None:
         for rank, done in steps.items():
-            self.pool.train(rank, done * BATCH_SIZE)
-            self.pool.merge(rank)
+            self.supply.train(rank, done * BATCH_SIZE)
+            self.supply.merge(rank)
         self.dispatch.settle(steps)
 
 
@@ -43,7 +43,7 @@ def test_cadence_plans_what_elche_counts_and_leases_ahead() -> None:
     plans = epoch.plan(version=3)
     assert plans[0] == WindowPlan(0, 3, 20, 20, (Grant(0, (Span(0, 88),)),))
     assert plans[1] == WindowPlan(1, 3, 10, 10, (Grant(0, (Span(88, 48),)),))
-    assert epoch.pool.held_batches(0) == 20 + AHEAD_BATCHES
+    assert epoch.supply.held_batches(0) == 20 + AHEAD_BATCHES
 
 
 def test_next_window_leases_only_what_is_not_held() -> None:
@@ -73,7 +73,7 @@ def test_lease_ahead_fits_into_the_window_of_an_anchor_that_has_shrunk_by_one(an
 
 def test_rank_that_holds_more_than_its_count_is_back_at_it_after_one_window() -> None:
     epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=1), 400, {0: 1.0, 1: 3.0})
-    epoch.pool.lease(1, 2)
+    epoch.supply.lease(1, 2)
     assert epoch.plan()[1].max_steps == 2
     epoch.train({0: 3, 1: 2})
     assert epoch.plan(version=1)[1].max_steps == 1
@@ -92,7 +92,7 @@ def test_last_window_of_an_epoch_is_exactly_what_is_left() -> None:
     plans = epoch.plan()
     assert sum(plan.max_steps for plan in plans.values()) == 10
     assert all(plan.min_steps == plan.max_steps for plan in plans.values())
-    assert epoch.pool.free_samples == 0
+    assert epoch.supply.lease(0, 1) == ()
 
 
 def test_rank_that_gets_nothing_of_the_tail_is_planned_without_a_grant() -> None:
@@ -106,7 +106,7 @@ def test_sync_asks_for_one_step_and_allows_a_share() -> None:
     epoch = Epoch(CadenceSettings(Mode.NCCL_SYNC), 100)
     plans = epoch.plan()
     assert {(plan.min_steps, plan.max_steps) for plan in plans.values()} == {(1, SYNC_LEAD_BATCHES)}
-    assert {epoch.pool.held_batches(rank) for rank in (0, 1)} == {SYNC_LEAD_BATCHES + AHEAD_BATCHES}
+    assert {epoch.supply.held_batches(rank) for rank in (0, 1)} == {SYNC_LEAD_BATCHES + AHEAD_BATCHES}
 
 
 def test_sync_shares_shrink_by_what_is_done() -> None:
@@ -129,21 +129,21 @@ def test_sync_shares_are_dealt_anew_when_a_rank_is_lost() -> None:
     epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
     epoch.plan()
     epoch.train({0: 2, 1: 2})
-    epoch.pool.reclaim(1)
+    epoch.supply.reclaim(1)
     epoch.elche.remove_rank(1)
     epoch.live = (0,)
     plans = epoch.plan()
     assert plans.keys() == {0}
     assert (plans[0].min_steps, plans[0].max_steps) == (1, 16)
     epoch.dispatch.settle({1: 5})
-    assert epoch.pool.remaining_batches == 16
+    assert epoch.supply.remaining_batches == 16
 
 
 def test_samples_that_came_back_are_dealt_again() -> None:
     epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 4)
     epoch.plan()
-    epoch.pool.train(0, 2 * BATCH_SIZE)
-    epoch.pool.untrain(0)
+    epoch.supply.train(0, 2 * BATCH_SIZE)
+    epoch.supply.untrain(0)
     epoch.train({1: 2})
     epoch.dispatch.settle({0: 2})
     assert sum(plan.max_steps for plan in epoch.plan().values()) == 2
@@ -153,3 +153,39 @@ def test_samples_that_came_back_are_dealt_again() -> None:
 def test_plan_for_nothing_is_a_bug(mode: Mode) -> None:
     with pytest.raises(InvariantViolation, match="0 batches are left and no rank of"):
         Epoch(CadenceSettings(mode), 0).plan()
+
+
+# --------------------------------------------------------------------------------------------------- asynchronous mode
+def asynchronous(batches: int, max_overshoot: int | None = None) -> Epoch:
+    """Counts of 20 and 10."""
+    settings = CadenceSettings(Mode.CPU_ASYNC, anchor=10, max_overshoot=max_overshoot)
+    return measured(settings, batches, {0: 1.0, 1: 2.0})
+
+
+@pytest.mark.parametrize(("overshoot", "most"), [(None, (40, 20)), (3, (23, 13)), (0, (20, 10))])
+def test_async_rank_may_overshoot_its_count_into_leases_ahead(overshoot: int | None, most: tuple[int, int]) -> None:
+    plans = asynchronous(400, overshoot).plan()
+    assert [(plan.min_steps, plan.max_steps) for plan in plans.values()] == [(20, most[0]), (10, most[1])]
+
+
+def test_async_count_is_kept_whatever_is_held() -> None:
+    epoch = asynchronous(400)
+    epoch.plan()
+    epoch.train({0: 20, 1: 10})
+    plans = epoch.plan(version=1)
+    assert [(plan.min_steps, plan.max_steps) for plan in plans.values()] == [(20, 40), (10, 20)]
+
+
+def test_leases_ahead_near_the_end_of_the_run_are_in_proportion() -> None:
+    epoch = asynchronous(75)
+    epoch.plan()
+    assert (epoch.supply.held_batches(0), epoch.supply.held_batches(1)) == (40, 20)
+    epoch.train({0: 20, 1: 10})
+    epoch.plan(version=1)
+    assert (epoch.supply.held_batches(0), epoch.supply.held_batches(1)) == (30, 15)
+
+
+def test_last_async_window_is_exactly_what_is_left() -> None:
+    epoch = asynchronous(31)
+    plans = epoch.plan()
+    assert [(plan.min_steps, plan.max_steps) for plan in plans.values()] == [(20, 20), (11, 11)]

@@ -8,6 +8,7 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    Blend,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -19,6 +20,7 @@ from flodl.core.actions import (
     SendUp,
     SumSlice,
     TakeResult,
+    TakeSnapshot,
     WriteState,
 )
 from flodl.core.events import (
@@ -29,6 +31,7 @@ from flodl.core.events import (
     Packed,
     RankEvent,
     SliceSummed,
+    SnapshotTaken,
     StateWritten,
     StepDone,
     SumReady,
@@ -36,7 +39,7 @@ from flodl.core.events import (
     Ticked,
     WindowAccounted,
 )
-from flodl.core.rank import RankCore, RankState
+from flodl.core.rank import RankCore, Stage, Work
 from flodl.errors import InvariantViolation
 from flodl.ids import Grant, RoundKey, Span
 from flodl.messages import (
@@ -128,16 +131,24 @@ def holding(mode: Mode = Mode.NCCL_CADENCE) -> Subject:
     return rank
 
 
+def average(rank: Subject, key: RoundKey = KEY, raw_source: int | None = None) -> list[RankAction]:
+    """A round from its start to its commit; what the commit led to."""
+    rank.go(key, raw_source)
+    rank.post(Packed(key, True))
+    rank.post(SumReady(key, "d", 0.1, ""))
+    return rank.hear(Commit(2, key))
+
+
 # -------------------------------------------------------------------------------------------------------------- windows
 def test_rank_waits_until_it_is_admitted() -> None:
     rank = Subject()
-    assert rank.core.state is RankState.JOINING
+    assert rank.core.work is Work.JOINING
     assert rank.plan(1, 1, samples=4, version=-1) == []
     assert rank.hear(Admitted(2, 3, (0, 1, 2))) == []
-    assert rank.core.state is RankState.WAITING
+    assert rank.core.work is Work.IDLE
     rank.go(SEED)
     assert rank.hear(Admitted(2, 3, (0, 1, 2))) == []
-    assert rank.core.state is RankState.PACKING
+    assert rank.core.stage is Stage.PACKING
     assert (rank.core.wants_step, rank.core.next_deadline_s()) == (False, None)
     assert rank.post(Ticked()) == []
 
@@ -159,7 +170,7 @@ def test_window_runs_to_its_most_and_is_accounted() -> None:
         )
     )  # fmt: skip
     assert rank.core.snapshot() == {
-        "rank": 2, "state": "waiting", "version": 0, "steps": 3, "held_batches": 0, "window_steps": 0,
+        "rank": 2, "work": "idle", "stage": "none", "version": 0, "steps": 3, "held_batches": 0, "window_steps": 0,
     }  # fmt: skip
 
 
@@ -180,8 +191,18 @@ def test_what_was_leased_ahead_is_trained_in_the_next_window() -> None:
     rank.plan(1, 1, samples=8)
     rank.step(0.0, 1.0)
     rank.post(ACCOUNTS)
-    assert rank.plan(1, 1) == []
+    average(rank)
+    assert rank.plan(1, 1, version=1) == []
     assert rank.core.wants_step
+
+
+def test_second_plan_before_the_round_is_not_taken() -> None:
+    rank = seeded()
+    rank.plan(1, 1, samples=8)
+    rank.step(0.0, 1.0)
+    rank.post(ACCOUNTS)
+    assert rank.plan(1, 1, samples=4) == []
+    assert not rank.core.wants_step
 
 
 def test_window_without_steps_is_done_at_once_and_has_no_timing() -> None:
@@ -226,9 +247,9 @@ def test_collective_round_packs_reduces_reports_and_adopts_on_commit() -> None:
     assert rank.go(KEY, now_s=20.0) == [Pack(KEY, 0.25, 0.5, include_raw=False, owns_raw=False)]
     assert rank.post(Packed(KEY, True)) == [ReduceCollective(KEY, include_raw=False)]
     assert rank.post(SumReady(KEY, "d", 0.1, ""), 20.5) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 500.0, ""))]
-    assert rank.core.state is RankState.HOLDING
+    assert rank.core.stage is Stage.HOLDING
     assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=False)]
-    assert (rank.core.version, rank.core.state) == (1, RankState.WAITING)
+    assert (rank.core.version, rank.core.stage) == (1, Stage.NONE)
     assert rank.hear(Commit(2, KEY)) == []
 
 
@@ -274,7 +295,7 @@ def test_nothing_of_a_stale_key_is_done() -> None:
         assert rank.hear(message) == []
     for event in (Packed(STALE, True), SliceSummed(STALE), SumReady(STALE, "d", 0.0, "")):
         assert rank.post(event) == []
-    assert rank.core.state is RankState.PACKING
+    assert rank.core.stage is Stage.PACKING
 
 
 def test_results_out_of_turn_change_nothing() -> None:
@@ -286,7 +307,7 @@ def test_results_out_of_turn_change_nothing() -> None:
     assert rank.hear(Commit(2, KEY)) == []
     rank.post(SumReady(KEY, "d", 0.0, ""))
     assert rank.hear(Commit(2, STALE)) == []
-    assert rank.core.state is RankState.HOLDING
+    assert rank.core.stage is Stage.HOLDING
 
 
 @pytest.mark.parametrize("key", [RoundKey(1, 0, 2), RoundKey(1, 2, 1)])
@@ -334,6 +355,134 @@ def test_broken_reduce_is_reported_and_waits_for_the_abort() -> None:
     assert rank.hear(AbortRound(2, KEY, "reset")) == [AbandonReduce(KEY, group_too=True)]
 
 
+# --------------------------------------------------------------------------------------------------- asynchronous mode
+def beyond(least: int = 1, most: int = 3, samples: int = 16) -> Subject:
+    """Has reported its window, one step by default, and may train on."""
+    rank = seeded(Mode.CPU_ASYNC)
+    rank.plan(least, most, samples)
+    for number in range(least):
+        rank.step(number, number + 1.0)
+    rank.post(SnapshotTaken(True))
+    rank.post(ACCOUNTS)
+    return rank
+
+
+def test_version_0_is_given_from_a_snapshot_of_the_untouched_model() -> None:
+    rank = admitted(Mode.CPU_ASYNC)
+    assert rank.go(SEED, raw_source=2) == [
+        TakeSnapshot(is_untouched=True), Pack(SEED, 0.25, 0.5, include_raw=True, owns_raw=True),
+    ]  # fmt: skip
+    rank.post(SnapshotTaken(True))
+    rank.post(Packed(SEED, True))
+    rank.post(SumReady(SEED, "d", 0.0, ""))
+    assert rank.hear(Commit(2, SEED)) == [Adopt(SEED, take_raw=True)]
+
+
+def test_async_window_ends_at_its_count_with_a_snapshot() -> None:
+    rank = seeded(Mode.CPU_ASYNC)
+    rank.plan(2, 4, samples=16)
+    assert rank.step(0.0, 1.0) == []
+    assert rank.step(1.0, 2.0) == [TakeSnapshot(is_untouched=False), AccountWindow()]
+    rank.post(SnapshotTaken(True))
+    (said,) = rank.post(ACCOUNTS)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert (said.message.samples, said.message.steps, said.message.is_finite) == (8, 2, True)
+
+
+def test_rank_trains_on_while_the_round_goes_on_and_then_blends() -> None:
+    rank = beyond()
+    assert rank.core.wants_step
+    assert rank.go(KEY) == [Pack(KEY, 0.25, 0.5, include_raw=False, owns_raw=False)]
+    assert rank.step(1.0, 2.0) == []
+    rank.post(Packed(KEY, True))
+    assert rank.core.wants_step
+    rank.post(SumReady(KEY, "d", 0.1, ""))
+    assert rank.hear(Commit(2, KEY)) == [Blend(KEY)]
+    assert (rank.core.version, rank.core.steps_total) == (1, 2)
+
+
+def test_rank_waits_at_the_end_of_its_overshoot() -> None:
+    rank = beyond(least=1, most=3)
+    rank.step(1.0, 2.0)
+    assert rank.core.wants_step
+    rank.step(2.0, 3.0)
+    assert not rank.core.wants_step
+
+
+def test_rank_without_leases_does_not_overshoot() -> None:
+    rank = beyond(least=1, most=3, samples=12)
+    rank.step(1.0, 2.0)
+    rank.step(2.0, 3.0)
+    average(rank)
+    rank.plan(1, 2, version=1)
+    rank.post(SnapshotTaken(True))
+    rank.post(ACCOUNTS)
+    assert rank.core.work is Work.BEYOND
+    assert not rank.core.wants_step
+
+
+def test_steps_beyond_the_count_are_the_first_of_the_next_window() -> None:
+    rank = beyond()
+    rank.step(1.0, 2.0)
+    average(rank)
+    assert rank.plan(2, 2, version=1) == []
+    assert rank.step(2.0, 3.0) == [TakeSnapshot(is_untouched=False), AccountWindow()]
+    rank.post(SnapshotTaken(True))
+    (said,) = rank.post(ACCOUNTS)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert (said.message.version, said.message.samples, said.message.steps) == (1, 8, 2)
+
+
+def test_window_that_is_over_before_its_plan_ends_at_once() -> None:
+    rank = beyond()
+    rank.step(1.0, 2.0)
+    average(rank)
+    assert rank.plan(0, 0, version=1) == [TakeSnapshot(is_untouched=False), AccountWindow()]
+
+
+def test_last_round_is_adopted_whole() -> None:
+    assert average(beyond(least=1, most=1), raw_source=0) == [Adopt(KEY, take_raw=True)]
+
+
+@pytest.mark.parametrize(("accounts", "snapshot"), [(replace(ACCOUNTS, is_finite=False), True), (ACCOUNTS, False)])
+def test_rank_with_a_window_that_is_not_finite_waits_for_the_others_consensus(
+    accounts: WindowAccounted, snapshot: bool
+) -> None:
+    rank = seeded(Mode.CPU_ASYNC)
+    rank.plan(1, 3, samples=16)
+    rank.step(0.0, 1.0)
+    rank.post(SnapshotTaken(snapshot))
+    (said,) = rank.post(accounts)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert not said.message.is_finite
+    assert not rank.core.wants_step
+    assert average(rank) == [Adopt(KEY, take_raw=False)]
+
+
+def test_window_is_not_closed_twice_by_a_late_order() -> None:
+    rank = beyond()
+    assert rank.hear(CloseWindow(2, 0)) == []
+
+
+def test_next_attempt_gives_the_same_snapshot() -> None:
+    rank = beyond()
+    rank.go(KEY)
+    rank.step(1.0, 2.0)
+    rank.hear(AbortRound(2, KEY, "rank 1 is lost"))
+    assert rank.go(STALE) == [Pack(STALE, 0.25, 0.5, include_raw=False, owns_raw=False)]
+
+
+def test_round_inside_an_open_window_is_a_bug() -> None:
+    rank = beyond()
+    rank.go(KEY)
+    rank.core.work = Work.TRAINING
+    with pytest.raises(InvariantViolation, match="rank 2: packing a round before its window is over"):
+        rank.core.check()
+
+
 # ---------------------------------------------------------------------------------------------- groups and other orders
 def test_group_is_formed_and_only_its_own_attempt_is_reported() -> None:
     rank = admitted()
@@ -372,7 +521,7 @@ def test_rank_ends_with_its_daemon() -> None:
 # ----------------------------------------------------------------------------------------------------------- invariants
 def test_training_without_a_plan_is_a_bug() -> None:
     rank = seeded()
-    rank.core.state = RankState.TRAINING
+    rank.core.work = Work.TRAINING
     with pytest.raises(InvariantViolation, match="rank 2: training without a plan"):
         rank.core.check()
     assert not rank.core.wants_step
@@ -380,7 +529,7 @@ def test_training_without_a_plan_is_a_bug() -> None:
 
 def test_reducing_without_a_round_is_a_bug() -> None:
     rank = seeded()
-    rank.core.state = RankState.REDUCING
+    rank.core.stage = Stage.REDUCING
     with pytest.raises(InvariantViolation, match="rank 2: reducing without a round"):
         rank.core.check()
 
@@ -390,6 +539,6 @@ def test_more_steps_than_planned_are_a_bug() -> None:
     rank.plan(2, 2, samples=16)
     rank.step(0.0, 1.0)
     rank.step(1.0, 2.0)
-    rank.core.state = RankState.TRAINING
+    rank.core.work = Work.TRAINING
     with pytest.raises(InvariantViolation, match="rank 2: 3 steps in a window of 2"):
         rank.step(2.0, 3.0)

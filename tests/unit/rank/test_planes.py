@@ -16,19 +16,21 @@ from flodl.averaging.shared import SharedPlane
 from flodl.core.actions import (
     AbandonReduce,
     Adopt,
+    Blend,
     DigestTensors,
     FormCollective,
     Pack,
     ReduceCollective,
     SumSlice,
     TakeResult,
+    TakeSnapshot,
 )
-from flodl.core.events import GroupSettled, Packed, SliceSummed, SumReady, TensorsDigested
+from flodl.core.events import GroupSettled, Packed, SliceSummed, SnapshotTaken, SumReady, TensorsDigested
 from flodl.errors import InvariantViolation
 from flodl.ids import RoundKey
 from flodl.rank import planes
 from flodl.rank.inbox import Inbox
-from flodl.rank.planes import CollectiveRounds, SharedRounds, SoloRounds
+from flodl.rank.planes import AsyncRounds, CollectiveRounds, SharedRounds, SoloRounds
 
 KEY, NEXT = RoundKey(1, 0, 1), RoundKey(1, 0, 2)
 
@@ -168,6 +170,133 @@ def test_an_aborted_round_does_not_advance_the_outer_optimizer(plane_fd: int) ->
     assert [values(model) for model in models] == [{2.0}, {2.0}]  # m = 1 − 3; 1 − 0.5·m
     attempt((0.5, 0.5), Adopt(KEY, False))  # nobody moved: m = 0.5·(−2) + 0
     assert [values(model) for model in models] == [{2.5}, {2.5}]
+
+
+# ------------------------------------------------------------------------------------------------ asynchronous rounds
+def asynchronous(plane_fd: int, *models: nn.Module, alpha: float = 0.5) -> list[AsyncRounds]:
+    return [
+        AsyncRounds(FlatModel(model), SharedPlane(plane_fd, len(models), slot), alpha)
+        for slot, model in enumerate(models)
+    ]
+
+
+def average(ranks: list[AsyncRounds], raw_source: int | None = None) -> None:
+    """A round of equal weights up to its result."""
+    share = 1.0 / len(ranks)
+    takes_raw = raw_source is not None
+    for slot, rank in enumerate(ranks):
+        assert rank.execute(Pack(KEY, share, share, takes_raw, slot == raw_source)) == Packed(KEY, True)
+    for index, rank in enumerate(ranks):
+        rank.execute(SumSlice(KEY, index, len(ranks), tuple(range(len(ranks)))))
+    for rank in ranks:
+        rank.execute(TakeResult(KEY, takes_raw))
+
+
+def fill(model: nn.Module, value: float) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+
+
+def test_a_snapshot_is_averaged_and_blended_into_a_model_that_went_on(plane_fd: int) -> None:
+    models = [model_of(1.0), model_of(5.0)]
+    ranks = asynchronous(plane_fd, *models, alpha=0.25)
+    for rank in ranks:
+        assert rank.execute(TakeSnapshot(False)) == SnapshotTaken(True)
+    for model in models:
+        fill(model, 11.0)
+
+    average(ranks)
+    for rank in ranks:
+        assert rank.execute(Blend(KEY)) is None
+
+    assert [values(model) for model in models] == [{9.0}, {9.0}]  # 0.75 · 11 + 0.25 · 3
+
+
+def test_a_whole_adoption_leaves_nothing_of_the_models_own(plane_fd: int) -> None:
+    models = [model_of(1.0), model_of(5.0)]
+    ranks = asynchronous(plane_fd, *models)
+    for rank in ranks:
+        rank.execute(TakeSnapshot(False))
+    fill(models[0], 11.0)
+
+    average(ranks, raw_source=1)
+    for rank in ranks:
+        rank.execute(Adopt(KEY, True))
+
+    assert [values(model) for model in models] == [{3.0}, {3.0}]
+
+
+def test_half_precision_is_blended_in_single(plane_fd: int) -> None:
+    model = model_of(1.0).to(torch.bfloat16)
+    (rank,) = asynchronous(plane_fd, model)
+    rank.execute(TakeSnapshot(False))
+    fill(model, 2.0)
+
+    average([rank])
+    rank.execute(Blend(KEY))
+
+    assert values(model) == {1.5}
+
+
+def test_an_untouched_rank_gives_the_consensus_and_its_own_raw_buffers(plane_fd: int) -> None:
+    model = model_of(1.0)
+    model.register_buffer("count", torch.tensor(7))
+    (rank,) = asynchronous(plane_fd, model)
+    rank.execute(TakeSnapshot(False))
+    average([rank])
+    rank.execute(Blend(KEY))
+    fill(model, 9.0)
+
+    rank.execute(TakeSnapshot(True))
+    average([rank], raw_source=0)
+    rank.execute(Adopt(KEY, True))
+
+    assert values(model) == {1.0}
+    assert model.count.item() == 7
+
+
+def test_a_snapshot_that_is_not_finite_gives_zeros_and_says_so(plane_fd: int) -> None:
+    ranks = asynchronous(plane_fd, model_of(float("nan")), model_of(5.0))
+
+    assert [rank.execute(TakeSnapshot(False)) for rank in ranks] == [SnapshotTaken(False), SnapshotTaken(True)]
+    assert ranks[0].execute(Pack(KEY, 0.5, 0.5, False, False)) == Packed(KEY, False)
+    assert ranks[0].execute(Pack(NEXT, 0.0, 0.0, False, False)) == Packed(NEXT, True)
+    ranks[1].execute(Pack(NEXT, 1.0, 1.0, False, False))
+    for index, rank in enumerate(ranks):
+        rank.execute(SumSlice(NEXT, index, 2, (0, 1)))
+    ranks[0].execute(TakeResult(NEXT, False))
+    ranks[0].execute(Adopt(NEXT, False))
+    assert values(ranks[0]._flat._entries[0].owner) == {5.0}
+
+
+def test_the_consensus_can_be_looked_at_without_disturbing_the_model(plane_fd: int) -> None:
+    model = model_of(1.0)
+    (rank,) = asynchronous(plane_fd, model)
+    rank.execute(TakeSnapshot(False))
+    average([rank])
+    rank.execute(Blend(KEY))
+    fill(model, 9.0)
+
+    with rank.consensus():
+        assert values(model) == {1.0}
+
+    assert values(model) == {9.0}
+
+
+def test_an_outer_optimizer_makes_the_consensus_that_is_blended_in(plane_fd: int) -> None:
+    model = nn.Linear(2, 1)
+    fill(model, 1.0)
+    flat = FlatModel(model)
+    outer = OuterStep(flat, SlowMomentum(lr=2.0, mu=0.0), torch.optim.SGD(model.parameters(), 0.1))
+    rank = AsyncRounds(flat, SharedPlane(plane_fd, 1, 0), 1.0, outer)
+    for value in (1.0, 2.0):  # version 0, then one step from 1 to 2
+        fill(model, value)
+        rank.execute(TakeSnapshot(False))
+        average([rank])
+        rank.execute(Blend(KEY))
+
+    assert values(model) == {3.0}  # 1 + 2 · (2 − 1)
 
 
 # ------------------------------------------------------------------------------------------------- collective plane

@@ -35,8 +35,9 @@ def builder() -> TrainerBuilder:
 def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     names = set(Knobs.knobs())
     assert names == {
-        "dataset", "batch_size", "num_epochs", "elche", "max_grad_norm", "metrics_fn", "eval_dataset", "eval_fn",
-        "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn", "cluster",
+        "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "metrics_fn", "eval_dataset",
+        "eval_fn", "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
+        "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
     assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)

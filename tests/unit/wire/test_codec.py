@@ -39,7 +39,7 @@ def test_the_wire_form_is_the_name_and_a_map_of_the_fields():
 
 def test_nested_values_are_maps_and_arrays():
     assert msgpack.unpackb(encode(PLAN))[1]["grants"] == [
-        {"epoch": 0, "spans": [{"start": 0, "count": 8}, {"start": 16, "count": 8}]}
+        {"pass_index": 0, "spans": [{"start": 0, "count": 8}, {"start": 16, "count": 8}]}
     ]
 
 
