@@ -183,6 +183,8 @@ class HttpServer:
 
     async def _events(self, query: Mapping[str, str]) -> AsyncIterator[list[Any]]:
         events, cursor, follow = self._view.events, _number(query, "cursor"), _number(query, "follow")
+        if follow:
+            yield []  # the answer begins now, not with the first event
         while True:
             while piece := events.after(cursor, EVENTS_PER_PIECE):
                 cursor = piece[-1]["seq"]
@@ -197,6 +199,8 @@ class HttpServer:
         follow = bool(_number(query, "follow"))
         reader = await self._log_reader(query, wants, follow)
         told_s = time.monotonic()
+        if follow:
+            yield []  # the answer begins now, not with the first line
         while True:
             while reader.next_arrival < store.count:
                 if lines := reader.lines():

@@ -328,10 +328,15 @@ def test_an_abort_ends_with_followers_and_leaves_whole_files_and_a_free_port(at:
         info = site.run.controller()
         assert info is not None
         a, b = await site.cohort()
-        b.say(LogChunk(1, "stdout", 0, b"last words"))
+        b.say(LogChunk(1, "stdout", 0, b"a line\nlast words"))
         assert await b.is_heard()
-        following = asyncio.create_task(asyncio.to_thread(lambda: list(client.follow("/logs", {"follow": 1}))))
-        events = asyncio.create_task(asyncio.to_thread(lambda: list(client.follow("/events", {"follow": 1}))))
+        lines: list[dict[str, Any]] = []
+        events: list[dict[str, Any]] = []
+        following = asyncio.gather(
+            asyncio.to_thread(lambda: lines.extend(client.follow("/logs", {"follow": 1}))),
+            asyncio.to_thread(lambda: events.extend(client.follow("/events", {"follow": 1}))),
+        )
+        await site.until(lambda: lines and events)
         idle = socket.create_connection((info.address, info.port))
         await site.stop()
         for host in (a, b):
@@ -340,8 +345,9 @@ def test_an_abort_ends_with_followers_and_leaves_whole_files_and_a_free_port(at:
         outcome = await site.outcome()
         assert (outcome["status"], outcome["exit_code"]) == ("stopped", 130)
         assert site.process.returncode == 0, site.log
-        assert [line["text"] for line in await following] == ["last words"]
-        assert "stop_requested" in [line["event"] for line in await events]
+        await following
+        assert [line["text"] for line in lines] == ["a line", "last words"]
+        assert "stop_requested" in [line["event"] for line in events]
         assert json.loads((site.run.path / "state.json").read_text())["phase"] == "stopped"
         assert {path.stat().st_mode & 0o077 for path in site.run.path.rglob("*")} == {0}
         assert not list(site.run.path.glob(".*"))

@@ -190,6 +190,18 @@ def test_followers_get_everything_until_the_end(serve: Serve) -> None:
     assert serve(scenario) == [list(range(1, 21))] * 10
 
 
+@pytest.mark.parametrize("path", ["logs", "events"])
+def test_a_follower_is_answered_before_there_is_anything_to_tell(serve: Serve, path: str) -> None:
+    async def scenario(site: Site) -> bytes:
+        reader, writer = await site.open()
+        writer.write(f"GET /{path}?follow=1&cursor={10**6} HTTP/1.0\r\n{HOST}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+        return head
+
+    assert serve(scenario).startswith(b"HTTP/1.1 200")
+
+
 def test_a_log_follower_gets_a_standing_bar_and_the_last_words(serve: Serve) -> None:
     async def scenario(site: Site) -> tuple[list[str], list[str]]:
         reader, writer = await site.open()
