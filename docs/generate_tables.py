@@ -144,7 +144,7 @@ def core_limits() -> str:
     return constants(
         (
             (formation, ("FORMATION_TIMEOUT_S", "MAX_ATTEMPTS")),
-            (training, ("PATIENCE_S", "MAX_ROUND_ATTEMPTS", "MAX_NONFINITE_ROUNDS")),
+            (training, ("PATIENCE_S", "MAX_ROUND_ATTEMPTS")),
             (finale, ("STATE_TIMEOUT_S", "KILL_MARGIN_S")),
         )
     )

@@ -43,6 +43,14 @@ class Mode(StrEnum):
         return self in (Mode.NCCL_SYNC, Mode.NCCL_CADENCE)
 
 
+class Precision(StrEnum):
+    """What ``train_step`` computes in; parameters keep their own dtype."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
 @dataclass(frozen=True, slots=True)
 class CadenceSettings:
     """What ElChe needs to know; the defaults are the reference's.
@@ -68,7 +76,8 @@ class Settings:
     """What every participant must agree on before training starts; compared field by field.
 
     ``eval_samples`` is 0 without an evaluation. ``callback_rank`` None elects the fastest rank.
-    ``num_epochs`` counts passes over the data, each delivered as ``epoch_splits`` epochs.
+    ``num_epochs`` counts passes over the data, each delivered as ``epoch_splits`` epochs. ``accumulate`` says how many
+    micro-batches make a full batch.
     """
 
     dataset_size: int
@@ -80,6 +89,10 @@ class Settings:
     eval_samples: int = 0
     callback_rank: RankId | None = None
     epoch_splits: int = 1
+    lr_scale_ratio: float = 0.0
+    precision: Precision = Precision.FP32
+    accumulate: int = 1
+    max_nonfinite: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,6 +308,8 @@ class WindowDone:
     first batch to the end of the last and is None with fewer than two steps; ``compute_ms`` per full batch counts only
     the time inside steps. ``window_ms`` is the whole time inside steps. ``scalars`` maps a name to (sum, count).
     ``learning_rate`` is the optimizer's at the window's end (first parameter group); None if it has none.
+    ``total_steps`` are the rank's in this run; ``nonfinite_step`` is the first of them in this window whose loss was
+    not finite, or 0.
     """
 
     rank: RankId
@@ -308,6 +323,8 @@ class WindowDone:
     window_ms: float
     scalars: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     learning_rate: float | None = None
+    total_steps: int = 0
+    nonfinite_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,6 +525,8 @@ class WindowPlan:
     """The next window on top of ``version``: at least ``min_steps``, at most ``max_steps``; ``grants`` are new leases.
 
     Grants are consumed in order of arrival and outlive the window. With ``max_steps`` 0 the rank is done at once.
+    ``progress_samples`` are merged so far, over all epochs and ranks; ``stride`` is how many batches all ranks together
+    train while this one does a step.
     """
 
     rank: RankId
@@ -515,6 +534,8 @@ class WindowPlan:
     min_steps: int
     max_steps: int
     grants: tuple[Grant, ...]
+    progress_samples: int = 0
+    stride: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

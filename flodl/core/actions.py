@@ -247,6 +247,18 @@ class LoadAhead:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenWindow:
+    """A window begins: ``progress_samples`` of the run are merged; each step moves the run on by ``stride`` batches.
+
+    ``steps`` of the window are done already, beyond the one before.
+    """
+
+    progress_samples: int
+    stride: float
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class AccountWindow:
     """The window is over: report and reset the shell's sums (WindowAccounted follows)."""
 
@@ -339,6 +351,16 @@ class Blend:
 
 
 @dataclass(frozen=True, slots=True)
+class BackUp:
+    """A round is committed: what the optimizer remembers now is what ``RollBack`` returns to."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBack:
+    """A round is committed that this rank's work was left out of, not being finite: back to the last ``BackUp``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Evaluate:
     """Run ``eval_fn`` over the evaluation dataset; Evaluated follows."""
 
@@ -361,6 +383,7 @@ class EndRank:
 RankAction: TypeAlias = (
     SendUp
     | LoadAhead
+    | OpenWindow
     | AccountWindow
     | TakeSnapshot
     | FormCollective
@@ -372,6 +395,8 @@ RankAction: TypeAlias = (
     | AbandonReduce
     | Adopt
     | Blend
+    | BackUp
+    | RollBack
     | Evaluate
     | WriteState
     | EndRank

@@ -8,7 +8,7 @@ last window of an epoch the plans add up to exactly what is left.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flodl.core.elche import ElChe
 from flodl.core.supply import Supply
@@ -58,7 +58,18 @@ class Dispatch:
             raise InvariantViolation(
                 f"{supply.remaining_batches} batches are left and no rank of {live} may train them"
             )
-        return plans
+        strides = self._strides(plans, elche)
+        return {rank: replace(plan, stride=strides[rank]) for rank, plan in plans.items()}
+
+    def _strides(self, plans: Mapping[RankId, WindowPlan], elche: ElChe) -> dict[RankId, float]:
+        """How many batches all ranks together train while a rank does one step; 1 for a rank that does none."""
+        paces = {rank: float(plan.min_steps) for rank, plan in plans.items() if plan.max_steps}
+        if self._settings.mode.is_sync:
+            ratios = {rank: elche.partition_ratios[rank] for rank in paces}
+            slowest = min(ratios.values())
+            paces = {rank: min(max(1.0, ratio / slowest), plans[rank].max_steps) for rank, ratio in ratios.items()}
+        total = sum(paces.values())
+        return {rank: total / paces[rank] if rank in paces else 1.0 for rank in plans}
 
     def _cadence_bounds(
         self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, supply: Supply

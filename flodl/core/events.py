@@ -170,13 +170,15 @@ class SnapshotTaken:
 class WindowAccounted:
     """What the shell summed over the window: loss weighted by samples, finiteness, user scalars as (sum, count).
 
-    ``learning_rate`` is that of the optimizer's first parameter group; None if it has none.
+    ``learning_rate`` is that of the optimizer's first parameter group; None if it has none. ``nonfinite_step`` is the
+    first step of the window, counted from 1, whose loss was not finite; 0 if there was none.
     """
 
     loss_sum: float
     is_finite: bool
     scalars: Mapping[str, tuple[float, int]]
     learning_rate: float | None = None
+    nonfinite_step: int = 0
 
 
 @dataclass(frozen=True, slots=True)

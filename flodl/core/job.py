@@ -497,8 +497,9 @@ class JobCore:
         if training.state is TrainingState.STALLED:
             failure = Failure(end.KIND_STALL, "", -1, training.stalled_reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             self.ending.fail(failure, training.stalled_reason)
-            return self._end(now_s, self._settings.stop_grace_s)
-        if training.state is TrainingState.FINISHED:
+            if not training.holds_consensus:
+                return self._end(now_s, self._settings.stop_grace_s)
+        if training.state in (TrainingState.FINISHED, TrainingState.STALLED):
             self.phase, self._deadline_s = Phase.FINISHING, None
             self.finale.begin()
             return self._proceed_finishing(training, now_s)

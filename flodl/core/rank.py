@@ -6,7 +6,8 @@ it has reported its window and trains on (asynchronous mode only); *ended*. Roun
 *holding* an unpublished sum. In lockstep modes one track stands still while the other moves.
 Invariants: parameters change only by a step or by an adoption after Commit of the very key that is held; a sum whose
 key was aborted is never adopted; a window never exceeds its plan's ``max_steps`` nor the leased batches; what a rank
-gives to a round is what it had when it reported its window.
+gives to a round is what it had when it reported its window; the optimizer is put back exactly when a round is committed
+that this rank's work was left out of, not being finite.
 It does not touch tensors, sockets or clocks: the shell (flodl.rank) does.
 """
 
@@ -18,15 +19,18 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    BackUp,
     Blend,
     DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
     LoadAhead,
+    OpenWindow,
     Pack,
     RankAction,
     ReduceCollective,
+    RollBack,
     SendUp,
     SumSlice,
     TakeResult,
@@ -122,6 +126,7 @@ class RankCore:
         self._round: StartRound | None = None
         self._round_started_s = 0.0
         self._sent_finite = True
+        self._has_peers = False
         self._formation: tuple[int, int] = (0, 0)
 
     # ------------------------------------------------------------------------------------------------- contract
@@ -206,9 +211,9 @@ class RankCore:
     # ------------------------------------------------------------------------------------------------- messages
     def _on_message(self, message: DaemonToRank, now_s: float) -> list[RankAction]:
         match message:
-            case Admitted():
+            case Admitted(_, _, ranks):
                 if self.work is Work.JOINING:
-                    self.work = Work.IDLE
+                    self.work, self._has_peers = Work.IDLE, len(ranks) > 1
                 return []
             case FormGroup():
                 self._formation = (message.incarnation, message.attempt)
@@ -255,6 +260,7 @@ class RankCore:
             raise InvariantViolation(
                 f"rank {self.rank}: planned {plan.max_steps} steps with {len(self._batches)} batches leased"
             )
+        actions.append(OpenWindow(plan.progress_samples, plan.stride, self._window.steps))
         self._plan, self.work = plan, Work.TRAINING
         is_over = self._window.steps >= self._window_steps(plan)
         return actions + (self._close_window() if is_over else [])
@@ -289,11 +295,20 @@ class RankCore:
         if self.stage is not Stage.HOLDING or self._round is None or self._round.key != key:
             return []
         take_raw = self._takes_raw
-        is_blend = self._mode.is_async and not take_raw and self._given is True
+        was_finite = self._given is True
+        is_blend = self._mode.is_async and not take_raw and was_finite
         self._round, self._given = None, None
         self.version = key.version
         self.stage = Stage.NONE
-        return [Blend(key) if is_blend else Adopt(key, take_raw)]
+        return [Blend(key) if is_blend else Adopt(key, take_raw), *self._remember(was_finite)]
+
+    def _remember(self, was_finite: bool) -> list[RankAction]:
+        """The optimizer at a commit; an asynchronous rank has kept it with what it gave to the round."""
+        if not self._has_peers:  # without it nobody would have been left to commit anything
+            return []
+        if not was_finite:
+            return [RollBack()]
+        return [BackUp()] if self.version == 0 or not self._mode.is_async else []
 
     # -------------------------------------------------------------------------------------------- own progress
     def _on_step(self, step: StepDone) -> list[RankAction]:
@@ -342,8 +357,11 @@ class RankCore:
             window_ms=window.busy_s * 1e3,
             scalars=accounts.scalars,
             learning_rate=accounts.learning_rate,
+            total_steps=self.steps_total,
+            nonfinite_step=self._in_run(accounts.nonfinite_step, window.steps),
         )
-        return [SendUp(report)]
+        keeps = self._mode.is_async and self._given and self._has_peers
+        return [BackUp(), SendUp(report)] if keeps else [SendUp(report)]
 
     def _on_group(self, event: GroupSettled) -> list[RankAction]:
         if (event.incarnation, event.attempt) != self._formation:
@@ -354,6 +372,7 @@ class RankCore:
         if not self._is_current(event.key) or self.stage is not Stage.PACKING:
             return []
         self._sent_finite = event.is_finite
+        self._given = bool(self._given) and event.is_finite
         self.stage = Stage.REDUCING
         if self._mode.is_collective:
             return [ReduceCollective(event.key, self._takes_raw)]
@@ -371,6 +390,10 @@ class RankCore:
     @property
     def _takes_raw(self) -> bool:
         return self._round is not None and self._round.raw_source is not None
+
+    def _in_run(self, step: int, window_steps: int) -> int:
+        """A step of the window just done as one of the run's; 0 stays 0."""
+        return self.steps_total - window_steps + step if step else 0
 
     def _is_current(self, key: RoundKey) -> bool:
         return self._round is not None and self._round.key == key

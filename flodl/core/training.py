@@ -7,6 +7,7 @@ it who is alive and carries out what it returns; it knows nothing of hosts' live
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
@@ -60,9 +61,6 @@ PATIENCE_S = 1.0
 MAX_ROUND_ATTEMPTS = 10
 """Attempts at one round before the run is stopped as stalled."""
 
-MAX_NONFINITE_ROUNDS = 3
-"""Rounds in a row with a non-finite contribution before the run is stopped."""
-
 
 class TrainingState(StrEnum):
     """Where the training stands."""
@@ -110,6 +108,7 @@ class Training:
         self._disagreement: Disagreement | None = None
         self._evals: dict[int, RankId | None] = {}
         self._nonfinite_rounds = 0
+        self._left_out: dict[RankId, str] = {}
         self._failed_attempts = 0
         self._retry_s: float | None = None
         self._stall_deadline_s: float | None = None
@@ -129,6 +128,11 @@ class Training:
     def counts(self) -> Mapping[RankId, int]:
         """Planned batches per full window."""
         return self.elche.batch_counts
+
+    @property
+    def holds_consensus(self) -> bool:
+        """True from a commit to the next window: every live rank has the published consensus in its model."""
+        return self.version > self._round.version
 
     def begin(self, now_s: float) -> list[JobAction]:
         """The cohort is admitted: form its group, publish version 0."""
@@ -192,7 +196,7 @@ class Training:
             return []
         self.supply.train(report.rank, report.samples)
         if not report.is_finite:
-            self._leave_out(report.rank)
+            self._leave_out(report.rank, _what_was_not_finite(report))
         return self._close(self._round.ranks_to_close()) + self._advance(now_s)
 
     def on_reduced(self, report: Reduced, now_s: float) -> list[JobAction]:
@@ -235,13 +239,14 @@ class Training:
         actions = self._abort(f"rank {named} is lost") if self._round.state is RoundState.REDUCING else []
         for rank in ranks:
             self._round.drop(rank)
+            self._left_out.pop(rank, None)
             self.supply.reclaim(rank)
             self.elche.remove_rank(rank)
         self._failed_attempts = 0
         if not self._membership.live:
             return actions
         actions += self._assign_evals(lost=ranks)
-        if self.state is TrainingState.FINISHED:
+        if self.state in (TrainingState.FINISHED, TrainingState.STALLED):
             return actions
         actions += self._form(now_s)
         return actions + self._close(self._round.ranks_to_close(now=self.is_stopping)) + self._advance(now_s)
@@ -257,7 +262,7 @@ class Training:
             self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times")
             return []
         if not any(report.is_finite for report in self._round.reports.values()):
-            self._stall("loss or parameters are not finite on every rank")
+            self._stall(f"loss or parameters are not finite on every rank: {self._name_left_out()}")
             return []
         return self._start_attempt(now_s)
 
@@ -348,11 +353,12 @@ class Training:
         ranks = self._round.not_finite()
         actions = self._abort("a contribution is not finite")
         for rank in ranks:
-            self._leave_out(rank)
+            self._leave_out(rank, _what_was_not_finite(self._round.reports[rank]))
         return actions + self._advance(now_s)
 
-    def _leave_out(self, rank: RankId) -> None:
+    def _leave_out(self, rank: RankId, what: str) -> None:
         """The rank takes part in this round with zeros; what it trained returns to the pool."""
+        self._left_out[rank] = what
         self._round.discard_samples(rank)
         self.supply.untrain(rank)
 
@@ -419,13 +425,17 @@ class Training:
 
     def _count_nonfinite(self) -> list[JobAction]:
         ranks = [rank for rank, report in self._round.reports.items() if not report.is_finite]
+        named, self._left_out = self._name_left_out(), {}
         self._nonfinite_rounds = self._nonfinite_rounds + 1 if ranks else 0
-        if self._nonfinite_rounds >= MAX_NONFINITE_ROUNDS:
-            self._stall(f"rank {ranks[0]}: loss or parameters not finite in {MAX_NONFINITE_ROUNDS} rounds in a row")
         if not ranks:
             return []
-        detail = f"version {self.version}: left out rank {', '.join(map(str, ranks))}: loss or parameters not finite"
+        detail = f"version {self.version}: not finite and left out: {named}"
+        if self._nonfinite_rounds >= self._settings.max_nonfinite:
+            self._stall(f"not finite in {self._nonfinite_rounds} rounds in a row (max_nonfinite); at last {detail}")
         return [Record("nonfinite", Severity.WARNING, detail, {"version": self.version, "ranks": tuple(ranks)})]
+
+    def _name_left_out(self) -> str:
+        return ", ".join(f"rank {rank} ({self._left_out[rank]})" for rank in sorted(self._left_out))
 
     def _close_epoch(self, epoch: int, now_s: float) -> list[JobAction]:
         devices = {member.rank: member.device for member in self._membership.all()}
@@ -462,6 +472,8 @@ class Training:
             plans = {rank: WindowPlan(rank, self.version, 0, 0, ()) for rank in live}
         else:
             plans = self._dispatch.plan(self.version, live, self.elche, self.supply)
+        progress = self.supply.merged_samples
+        plans = {rank: replace(plan, progress_samples=progress) for rank, plan in plans.items()}
         self._round = Round(self.version, {rank: (plan.min_steps, plan.max_steps) for rank, plan in plans.items()})
         return [self._to(rank, plan) for rank, plan in plans.items()]
 
@@ -508,6 +520,12 @@ def _gathered_round(version: Version, ranks: tuple[RankId, ...]) -> Round:
     for rank in ranks:
         waiting.finish_window(WindowDone(rank, version, 0, 0, 0.0, True, None, None, 0.0))
     return waiting
+
+
+def _what_was_not_finite(report: WindowDone) -> str:
+    if report.nonfinite_step:
+        return f"the loss of its step {report.nonfinite_step}"
+    return f"its parameters after its step {report.total_steps}"
 
 
 def _timings(reports: Mapping[RankId, WindowDone]) -> dict[RankId, WindowTiming]:

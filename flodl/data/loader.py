@@ -28,13 +28,21 @@ INDICES_IN_NOTE = 8
 
 
 @dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """What one forward pass consumes: ``data`` is what the collate function made of ``samples`` samples."""
+
+    data: Any
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
-    """What one step consumes. ``data`` is what the collate function made of ``samples`` samples of ``epoch``.
+    """What one step consumes: ``samples`` samples of ``epoch``, in one micro-batch or several.
 
     ``spans`` are the positions of the epoch's order that the samples came from.
     """
 
-    data: Any
+    parts: tuple[MicroBatch, ...]
     samples: int
     epoch: int
     spans: tuple[Span, ...]
@@ -44,7 +52,11 @@ class Batch:
 class _Plan:
     epoch: int
     spans: tuple[Span, ...]
-    indices: list[int]
+    parts: list[list[int]]
+
+    @property
+    def samples(self) -> int:
+        return sum(len(part) for part in self.parts)
 
 
 class BatchLoader:
@@ -60,6 +72,7 @@ class BatchLoader:
         num_workers: int = 0,
         prefetch: int = 2,
         worker_seed: int = 0,
+        accumulate: int = 1,
     ) -> None:
         """Nothing is started before the first ``push``.
 
@@ -72,11 +85,13 @@ class BatchLoader:
             num_workers: loader processes; 0 loads on the thread.
             prefetch: finished batches kept ahead, at least 1.
             worker_seed: of the loader processes' random generators; should differ from rank to rank.
+            accumulate: micro-batches of a full batch.
         """
         self._reader = _Reader(dataset, collate_fn or default_collate)
         self._size, self._batch_size = len(dataset), batch_size
         self._seed, self._worker_seed = seed, worker_seed
         self._merge_single_tail, self._num_workers, self._prefetch = merge_single_tail, num_workers, prefetch
+        self._accumulate = accumulate
         self._changed = threading.Condition()
         self._grants: deque[Grant] = deque()
         self._ready: deque[Batch | BaseException] = deque()
@@ -157,7 +172,8 @@ class BatchLoader:
             try:
                 plans = self._plans(grant)
                 for plan, data in zip(plans, self._read(plans), strict=True):
-                    if not self._deliver(Batch(data, len(plan.indices), plan.epoch, plan.spans), generation):
+                    parts = tuple(MicroBatch(each, len(part)) for each, part in zip(data, plan.parts, strict=True))
+                    if not self._deliver(Batch(parts, plan.samples, plan.epoch, plan.spans), generation):
                         break
             except BaseException as error:  # noqa: BLE001  # every kind belongs to the caller of next_batch
                 self._workers = None
@@ -181,25 +197,51 @@ class BatchLoader:
         plans, start = [], 0
         for count in batches_of(len(indices), self._batch_size, self._merge_single_tail):
             stop = start + count
-            plans.append(_Plan(grant.pass_index, _cut(grant.spans, start, count), indices[start:stop]))
+            parts = self._split(indices[start:stop])
+            plans.append(_Plan(grant.pass_index, _cut(grant.spans, start, count), parts))
             start = stop
         return plans
 
     def _read(self, plans: Sequence[_Plan]) -> Iterator[Any]:
         if not self._num_workers:
-            return (self._reader[plan.indices] for plan in plans)
+            return (self._reader[plan.parts] for plan in plans)
         if self._workers is None:
             self._workers = _Workers(self._reader, self._num_workers, self._worker_seed)
-        return self._workers.read([plan.indices for plan in plans])
+        return self._workers.read([plan.parts for plan in plans])
+
+    def _split(self, indices: list[int]) -> list[list[int]]:
+        parts, start = [], 0
+        least = 2 if self._merge_single_tail else 1
+        for count in micro_batches(len(indices), self._batch_size, self._accumulate, least):
+            parts.append(indices[start : start + count])
+            start += count
+        return parts
+
+
+def micro_batches(samples: int, batch_size: int, accumulate: int, least: int) -> tuple[int, ...]:
+    """Cut a batch of ``samples`` into near-equal parts, none larger than a full batch's: a short batch gives fewer.
+
+    Args:
+        samples: of this batch, ≥ 1.
+        batch_size: of a full batch.
+        accumulate: parts of a full batch, 1 to ``batch_size``.
+        least: no part is smaller, unless the batch itself is; then it stays whole.
+    """
+    parts = min(-(-samples * accumulate // batch_size), max(1, samples // least))
+    size, more = divmod(samples, parts)
+    return (size + 1,) * more + (size,) * (parts - more)
 
 
 class _Reader:
-    """A dataset of batches: its "index" is the list of a batch's indices. Runs on the thread or in a worker."""
+    """A dataset of batches: its "index" is a batch's indices by micro-batch. Runs on the thread or in a worker."""
 
     def __init__(self, dataset: Any, collate: Collate) -> None:
         self._dataset, self._collate = dataset, collate
 
-    def __getitem__(self, indices: list[int]) -> Any:
+    def __getitem__(self, parts: list[list[int]]) -> list[Any]:
+        return [self._part(indices) for indices in parts]
+
+    def _part(self, indices: list[int]) -> Any:
         getitems = getattr(self._dataset, "__getitems__", None)
         try:
             samples = getitems(indices) if getitems else [self._sample(index) for index in indices]
@@ -223,7 +265,7 @@ class _Workers:
     """A DataLoader whose worker processes persist over the passes."""
 
     def __init__(self, reader: _Reader, num_workers: int, seed: int) -> None:
-        self._batches: list[list[int]] = []
+        self._batches: list[list[list[int]]] = []
         self._loader: DataLoader[Any] = DataLoader(
             reader,  # type: ignore[arg-type]  # map-style by behaviour
             batch_size=None,
@@ -234,7 +276,7 @@ class _Workers:
             generator=torch.Generator().manual_seed(seed),
         )
 
-    def read(self, batches: list[list[int]]) -> Iterator[Any]:
+    def read(self, batches: list[list[list[int]]]) -> Iterator[Any]:
         """Load ``batches`` in order. The pass before must have been exhausted or given up."""
         self._batches[:] = batches
         return iter(self._loader)
@@ -247,10 +289,10 @@ def _unchanged(batch: Any) -> Any:
 class _Rereadable:
     """A sampler over a list that its owner refills between passes."""
 
-    def __init__(self, batches: list[list[int]]) -> None:
+    def __init__(self, batches: list[list[list[int]]]) -> None:
         self._batches = batches
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[list[int]]]:
         return iter(list(self._batches))
 
     def __len__(self) -> int:

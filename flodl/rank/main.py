@@ -141,7 +141,7 @@ class _RankProcess:
                 else SharedRounds(flat, shared, outer)
             )
         fingerprint = {
-            **model_fingerprint(stepper.model, stepper.optimizer),
+            **model_fingerprint(stepper.model, stepper.optimizer, stepper.scheduler),
             **flat.fingerprint(),
             **config_fingerprint(config),
         }

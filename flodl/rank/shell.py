@@ -15,15 +15,18 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    BackUp,
     Blend,
     DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
     LoadAhead,
+    OpenWindow,
     Pack,
     RankAction,
     ReduceCollective,
+    RollBack,
     SendUp,
     SumSlice,
     TakeResult,
@@ -97,6 +100,8 @@ class RankShell:
                 self._send(message)
             case LoadAhead(grant):
                 self._stepper.push(grant)
+            case OpenWindow(progress_samples, stride, steps):
+                self._stepper.open_window(progress_samples, stride, steps)
             case AccountWindow():
                 self._effects.append(self._stepper.account())
             case (
@@ -114,6 +119,10 @@ class RankShell:
                 event = self._plane.execute(action)
                 if event is not None:
                     self._effects.append(event)
+            case BackUp():
+                self._stepper.back_up()
+            case RollBack():
+                self._stepper.roll_back()
             case Evaluate(epoch):
                 with self._plane.consensus():
                     self._effects.append(self._evaluate(epoch))
@@ -127,6 +136,7 @@ class RankShell:
     def _write_state(self) -> StateWritten:
         info = StateInfo(self._stepper.newest_epoch, self._core.version)
         try:
-            return StateWritten(self._hand_over(self._stepper.model, info), "")
+            with self._plane.consensus():
+                return StateWritten(self._hand_over(self._stepper.model, info), "")
         except Exception as error:  # noqa: BLE001  # the training is done; what is lost is told by name
             return StateWritten(0, f"{type(error).__name__}: {error}")

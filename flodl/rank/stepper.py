@@ -4,9 +4,10 @@ No step waits for the device on account of the loss: it is summed where it lies 
 thread stays at most one step ahead of the device, so that the times of steps are the device's times.
 """
 
-import math
+import contextlib
 import time
-from typing import Any, Final
+from contextlib import AbstractContextManager
+from typing import Any, Final, assert_never
 
 import torch
 from torch import nn
@@ -14,9 +15,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flodl.core.events import StepDone, WindowAccounted
 from flodl.data.device import to_device
-from flodl.data.loader import BatchLoader
+from flodl.data.loader import BatchLoader, MicroBatch
 from flodl.errors import DeadlineExceeded, UsageError
 from flodl.ids import Grant, RankId
+from flodl.messages import Precision
+from flodl.rank.backup import Backup
+from flodl.rank.losses import DeviceSum, HostSum, LossSum
+from flodl.rank.schedule import Schedule, build_scheduler, scale_learning_rates, total_steps
+from flodl.rank.words import describe_value
 from flodl.spec import context
 from flodl.spec.job import TrainingJob
 
@@ -33,18 +39,26 @@ class Stepper:
         device: torch.device,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
         loader: BatchLoader,
     ) -> None:
-        self.model, self.optimizer, self.device = model, optimizer, device
+        self.model, self.optimizer, self.scheduler, self.device = model, optimizer, schedule.scheduler, device
         self.newest_epoch = 0
         self._train_step, self._max_grad_norm = job.train_step, job.config.max_grad_norm
-        self._loader = loader
-        self._losses = _DeviceSum(device) if device.type == "cuda" else _HostSum()
+        self._precision = Precision(job.config.precision)
+        self._scaler = torch.amp.GradScaler(device.type) if self._precision is Precision.FP16 else None
+        self._schedule, self._loader = schedule, loader
+        self._backup = Backup(optimizer, schedule, self._scaler)
+        self._losses: LossSum = DeviceSum(device) if device.type == "cuda" else HostSum()
         self._pace = _Pace() if device.type == "cuda" else None
 
     def push(self, grant: Grant) -> None:
         """A new lease: load its batches behind those of earlier ones."""
         self._loader.push(grant)
+
+    def open_window(self, progress_samples: int, stride: float, steps: int = 0) -> None:
+        """A window begins: bring the learning rate to where the run is (``core.actions.OpenWindow``)."""
+        self._schedule.open_window(progress_samples, stride, steps)
 
     def step(self) -> StepDone | None:
         """Train the next batch; None when the dataset has not delivered it yet.
@@ -59,30 +73,68 @@ class Stepper:
             return None
         self.newest_epoch = batch.epoch
         started_s = time.monotonic()
-        data = to_device(batch.data, self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        loss: Any = self._train_step(self.model, data)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise UsageError(f"train_step returned {_describe(loss)}; return the loss of the batch, a 0-d tensor")
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
-        self.optimizer.step()
-        self._losses.add(loss.detach(), batch.samples)
+        for part in batch.parts:
+            self._add_gradient(part, batch.samples)
+        self._apply_gradient()
+        self._losses.end_step()
+        self._schedule.advance()
         if self._pace is not None:
             self._pace.keep()
         return StepDone(batch.samples, started_s, time.monotonic())
 
     def account(self) -> WindowAccounted:
         """The sums since the last call: loss weighted by samples, and the user's scalars. Waits for the device."""
-        loss_sum = self._losses.take()
+        loss_sum, bad_step = self._losses.take()
         return WindowAccounted(
-            loss_sum, math.isfinite(loss_sum), context.scalars().drain(), _learning_rate(self.optimizer)
+            loss_sum, not bad_step, context.scalars().drain(), _learning_rate(self.optimizer), bad_step
         )
+
+    def back_up(self) -> None:
+        """A round is committed: keep what optimizer, schedule and loss scaler remember."""
+        self._backup.save()
+
+    def roll_back(self) -> None:
+        """The last window's work was left out, not being finite: forget what it did to them."""
+        self._backup.restore()
 
     def close(self) -> None:
         """End the loading thread and its processes."""
         self._loader.close()
+
+    def _add_gradient(self, part: MicroBatch, batch_samples: int) -> None:
+        """Weighted by samples, the gradients of mean losses add up to the whole batch's."""
+        data = to_device(part.data, self.device)
+        with self._autocast():
+            loss: Any = self._train_step(self.model, data)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise UsageError(f"train_step returned {describe_value(loss)}; return the loss of the batch, a 0-d tensor")
+        weighted = loss if part.samples == batch_samples else loss * (part.samples / batch_samples)
+        scaled: Any = weighted if self._scaler is None else self._scaler.scale(weighted)
+        scaled.backward()
+        self._losses.add(loss.detach(), part.samples)
+
+    def _apply_gradient(self) -> None:
+        if self._scaler is not None and self._max_grad_norm is not None:
+            self._scaler.unscale_(self.optimizer)
+        if self._max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+        if self._scaler is None:
+            self.optimizer.step()
+        else:
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        match self._precision:
+            case Precision.FP32:
+                return contextlib.nullcontext()
+            case Precision.BF16:
+                return torch.autocast(self.device.type, torch.bfloat16)
+            case Precision.FP16:
+                return torch.autocast(self.device.type, torch.float16)
+            case _:
+                assert_never(self._precision)
 
 
 def build_stepper(job: TrainingJob, device: torch.device, rank: RankId) -> Stepper:
@@ -96,21 +148,43 @@ def build_stepper(job: TrainingJob, device: torch.device, rank: RankId) -> Stepp
         torch.cuda.set_device(device)
     model = job.build_model(device)
     if not isinstance(model, nn.Module):
-        raise UsageError(f"build_model returned {_describe(model)}; return the model, a torch.nn.Module")
+        raise UsageError(f"build_model returned {describe_value(model)}; return the model, a torch.nn.Module")
     optimizer = job.make_optimizer(model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"make_optimizer returned {_describe(optimizer)}; return a torch.optim.Optimizer")
-    config = job.config
+        raise UsageError(f"make_optimizer returned {describe_value(optimizer)}; return a torch.optim.Optimizer")
+    config, merge_single_tail = job.config, merges_single_tail(model)
+    _refuse_misfits(job, model, merge_single_tail)
+    scale_learning_rates(optimizer, config.lr_scale_ratio, context.world_size())
+    settings = config.settings()
+    scheduler = build_scheduler(config.scheduler_fn, optimizer, total_steps(settings, merge_single_tail))
     loader = BatchLoader(
         config.dataset,
         config.batch_size,
         config.seed,
-        merges_single_tail(model),
+        merge_single_tail,
         config.collate_fn,
         config.num_workers,
         worker_seed=config.seed * 1_000_003 + rank,
+        accumulate=config.accumulate,
     )
-    return Stepper(job, device, model, optimizer, loader)
+    return Stepper(job, device, model, optimizer, Schedule(scheduler, settings, merge_single_tail), loader)
+
+
+def _refuse_misfits(job: TrainingJob, model: nn.Module, has_batch_norm: bool) -> None:
+    """What can only be told once the model is there."""
+    config = job.config
+    if has_batch_norm and config.accumulate > max(1, config.batch_size // 2):
+        raise UsageError(
+            f"accumulate({config.accumulate}) cuts a batch of {config.batch_size} into micro-batches of one sample, "
+            f"which batch norm cannot train on; lower accumulate to at most {max(1, config.batch_size // 2)}"
+        )
+    if config.precision == Precision.FP16:
+        for name, parameter in model.named_parameters():
+            if parameter.dtype is torch.float16:
+                raise UsageError(
+                    f"precision is fp16 and parameter {name} is float16 already; drop .half() and keep the model in "
+                    "float32, for the loss scaler needs gradients in full precision"
+                )
 
 
 def _learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
@@ -124,35 +198,6 @@ def merges_single_tail(model: nn.Module) -> bool:
     return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
-class _HostSum:
-    """Reading a loss on the CPU waits for nothing."""
-
-    def __init__(self) -> None:
-        self._sum = 0.0
-
-    def add(self, loss: torch.Tensor, samples: int) -> None:
-        self._sum += loss.item() * samples
-
-    def take(self) -> float:
-        taken, self._sum = self._sum, 0.0
-        return taken
-
-
-class _DeviceSum:
-    """The sum stays on the device, in float64, until it is taken."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sum = torch.zeros((), dtype=torch.float64, device=device)
-
-    def add(self, loss: torch.Tensor, samples: int) -> None:
-        self._sum.add_(loss.reshape(()), alpha=samples)
-
-    def take(self) -> float:
-        taken = float(self._sum)
-        self._sum.zero_()
-        return taken
-
-
 class _Pace:
     """Keeps the thread one step ahead of the device: after queuing step n it waits for the end of step n - 1."""
 
@@ -163,9 +208,3 @@ class _Pace:
         self._ends[0].record()
         self._ends.reverse()
         self._ends[0].synchronize()
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {list(value.shape)}"
-    return "None" if value is None else f"a {type(value).__name__}"

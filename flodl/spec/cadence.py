@@ -4,10 +4,13 @@ from typing import Any, NoReturn, TypeAlias
 
 from flodl.errors import ConfigError
 from flodl.messages import CadenceSettings, Mode
-from flodl.spec.knob import Chained, Knob, KnobTable, knob, positive_number, whole_number
+from flodl.spec.knob import Chained, Knob, KnobTable, knob, non_negative_number, positive_number, whole_number
 
 ElCheMode: TypeAlias = Mode
 """When a round fires and how parameters are averaged: NCCL_SYNC, NCCL_CADENCE, CPU_SYNC, CPU_CADENCE, CPU_ASYNC."""
+
+MAX_GAMMA = 16
+"""Any count of samples to this power is a float; beyond, the largest contribution would be all there is."""
 
 _NO_NCCL_ASYNC = (
     "nccl_async is not a mode: its in-place write-back raced with autograd and gained nothing. "
@@ -46,6 +49,8 @@ class CadenceKnobs(KnobTable):
     """The averaging time to aim at, as a fraction of the compute time of a window."""
     max_batch_diff: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))
     """How many batches the fastest rank may lead the slowest in a window; 0 is lockstep, None no cap."""
+    gamma: Knob[float] = knob(default=CadenceSettings().gamma, check=non_negative_number(MAX_GAMMA))
+    """A rank's weight in the average is its samples to this power: 1 by work, 0 all alike."""
     easgd_alpha: Knob[float | None] = knob(default=None, check=_alpha)
     """cpu_async: the weight of the consensus when a rank blends it into its own values, in (0, 1]; None takes 0.5."""
     max_overshoot: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))

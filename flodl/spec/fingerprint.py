@@ -19,10 +19,14 @@ def config_fingerprint(config: JobConfig) -> dict[str, str]:
     return found
 
 
-def model_fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, str]:
-    """The classes of model and optimizer, and each parameter group's size and hyperparameters."""
+def model_fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: object) -> dict[str, str]:
+    """The classes of model, optimizer and scheduler, and each parameter group's size and hyperparameters."""
     groups = "; ".join(_group(group) for group in optimizer.param_groups)
-    return {"model": _name(model), "optimizer": f"{_name(optimizer)} over {groups}"}
+    return {
+        "model": _name(model),
+        "optimizer": f"{_name(optimizer)} over {groups}",
+        "scheduler": "none" if scheduler is None else _name(scheduler),
+    }
 
 
 def _dataset(dataset: Any) -> str:

@@ -7,6 +7,7 @@ Type checkers see both, and the keyword arguments, through the descriptor and ``
 
 import inspect
 import operator
+import sys
 from collections.abc import Callable
 from typing import Any, Generic, Self, TypeVar, dataclass_transform, overload
 
@@ -158,6 +159,22 @@ def positive_number(*, optional: bool = False) -> Check:
             number = 0.0
         if not 0.0 < number < float("inf"):
             raise ConfigError(f"{name} is {value!r}; it must be a finite number above 0" + (" or None" * optional))
+        return number
+
+    return check
+
+
+def non_negative_number(maximum: float = sys.float_info.max) -> Check:
+    """A number within ``[0, maximum]``."""
+
+    def check(name: str, value: Any) -> float:
+        try:
+            number = -1.0 if isinstance(value, bool | str | bytes) else float(value)
+        except (TypeError, ValueError):
+            number = -1.0
+        if not 0.0 <= number <= maximum:
+            bound = f"at least 0 and at most {maximum:g}" if maximum < sys.float_info.max else "finite and at least 0"
+            raise ConfigError(f"{name} is {value!r}; it must be a number that is {bound}")
         return number
 
     return check

@@ -13,9 +13,9 @@ from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId, batch_count
-from flodl.messages import Settings
+from flodl.messages import Precision, Settings
 from flodl.spec.cadence import ElCheConfig
-from flodl.spec.knob import Knob, KnobTable, Values, function, knob, positive_number, whole_number
+from flodl.spec.knob import Knob, KnobTable, Values, function, knob, non_negative_number, positive_number, whole_number
 from flodl.spec.metrics import EpochMetrics
 
 MapDataset: TypeAlias = Any
@@ -64,6 +64,13 @@ def _elche(name: str, value: Any) -> ElCheConfig:
     return value
 
 
+def _precision(name: str, value: Any) -> Precision:
+    try:
+        return Precision(value)
+    except ValueError:
+        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(Precision)}") from None
+
+
 def _policy(name: str, value: Any) -> EpochCallbackPolicy:
     if not isinstance(value, EpochCallbackPolicy):
         raise ConfigError(f"{name} is {value!r}; pass EpochCallbackPolicy.FASTEST or EpochCallbackPolicy.rank(n)")
@@ -106,6 +113,16 @@ class Knobs(KnobTable):
     """How often and how the ranks are averaged."""
     max_grad_norm: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
     """Gradients are clipped to this global norm before each step; None clips nothing."""
+    scheduler_fn: Knob[Callable[[Any, int], Any] | None] = knob(default=None, check=function)
+    """``scheduler_fn(optimizer, total_steps)`` returns a torch scheduler, stepped once per batch of the whole run."""
+    lr_scale_ratio: Knob[float] = knob(default=0.0, check=non_negative_number())
+    """The learning rates are multiplied by ``1 + ratio · (world_size − 1)`` at the start; 0 leaves them."""
+    precision: Knob[Precision | str] = knob(default=Precision.FP32, check=_precision)
+    """What ``train_step`` computes in: fp32, bf16 or fp16 (with loss scaling). Parameters keep their dtype."""
+    accumulate: Knob[int] = knob(default=1, check=whole_number(1))
+    """``train_step`` sees a batch in this many micro-batches, one after the other; the step is the whole batch's."""
+    max_nonfinite: Knob[int] = knob(default=3, check=whole_number(1))
+    """After so many rounds in a row with a loss or parameters that are not finite, the run saves and stops."""
     metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
     """Called once per epoch on the head's callback thread."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
@@ -143,6 +160,10 @@ class JobConfig(Knobs, Values):
             eval_samples=0 if self.eval_dataset is None else len(self.eval_dataset),
             callback_rank=self.epoch_callback_policy.callback_rank,
             epoch_splits=self.epoch_splits,
+            lr_scale_ratio=self.lr_scale_ratio,
+            precision=Precision(self.precision),
+            accumulate=self.accumulate,
+            max_nonfinite=self.max_nonfinite,
         )
 
 
@@ -166,6 +187,11 @@ def _check_batches(config: JobConfig) -> None:
         raise ConfigError(
             f"batch_size {config.batch_size} is larger than the dataset of {size} samples; "
             f"lower batch_size to at most {size}"
+        )
+    if config.accumulate > config.batch_size:
+        raise ConfigError(
+            f"accumulate {config.accumulate} is more than the {config.batch_size} samples of a batch; lower accumulate "
+            f"to at most {config.batch_size}, or raise batch_size"
         )
     batches = batch_count(size, config.batch_size, merge_single_tail=True)
     if config.epoch_splits > batches:

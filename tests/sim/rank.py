@@ -153,6 +153,8 @@ class Rank(Actor):
                 self._bad_losses -= not is_finite
                 accounted = ev.WindowAccounted(loss if is_finite else float("nan"), is_finite, {"seen": (loss, 1)})
                 self._later(0.0, accounted)
+            case act.OpenWindow() | act.BackUp() | act.RollBack():
+                pass  # virtual weights have no optimizer
             case act.FormCollective(incarnation, attempt, ranks):
                 self._form(incarnation, attempt, ranks)
             case act.Pack(key, weight, _, _, _):

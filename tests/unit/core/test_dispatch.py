@@ -41,8 +41,8 @@ def measured(settings: CadenceSettings, batches: int, ms: dict[RankId, float]) -
 def test_cadence_plans_what_elche_counts_and_leases_ahead() -> None:
     epoch = measured(CadenceSettings(Mode.NCCL_CADENCE, anchor=10), 400, {0: 1.0, 1: 2.0})
     plans = epoch.plan(version=3)
-    assert plans[0] == WindowPlan(0, 3, 20, 20, (Grant(0, (Span(0, 88),)),))
-    assert plans[1] == WindowPlan(1, 3, 10, 10, (Grant(0, (Span(88, 48),)),))
+    assert plans[0] == WindowPlan(0, 3, 20, 20, (Grant(0, (Span(0, 88),)),), stride=1.5)
+    assert plans[1] == WindowPlan(1, 3, 10, 10, (Grant(0, (Span(88, 48),)),), stride=3.0)
     assert epoch.supply.held_batches(0) == 20 + AHEAD_BATCHES
 
 
@@ -107,6 +107,27 @@ def test_sync_asks_for_one_step_and_allows_a_share() -> None:
     plans = epoch.plan()
     assert {(plan.min_steps, plan.max_steps) for plan in plans.values()} == {(1, SYNC_LEAD_BATCHES)}
     assert {epoch.supply.held_batches(rank) for rank in (0, 1)} == {SYNC_LEAD_BATCHES + AHEAD_BATCHES}
+
+
+@pytest.mark.parametrize(
+    ("settings", "strides"),
+    [
+        (CadenceSettings(Mode.CPU_CADENCE, anchor=10), [1.75, 3.5, 7.0]),
+        (CadenceSettings(Mode.CPU_SYNC), [1.75, 3.5, 7.0]),
+        (CadenceSettings(Mode.CPU_SYNC, max_batch_diff=1), [2.5, 2.5, 5.0]),
+        (CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0), [3.0, 3.0, 3.0]),
+    ],
+)
+def test_stride_is_what_everyone_does_during_a_step_of_one(settings: CadenceSettings, strides: list[float]) -> None:
+    epoch = measured(settings, 400, {0: 1.0, 1: 2.0, 2: 4.0})
+    assert [plan.stride for plan in epoch.plan().values()] == pytest.approx(strides)
+
+
+def test_rank_that_is_through_with_its_share_slows_no_stride() -> None:
+    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
+    epoch.plan()
+    epoch.train({0: 10, 1: 3})
+    assert [plan.stride for plan in epoch.plan().values()] == [1.0, 1.0]
 
 
 def test_sync_shares_shrink_by_what_is_done() -> None:

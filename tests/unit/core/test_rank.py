@@ -8,15 +8,18 @@ from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
     Adopt,
+    BackUp,
     Blend,
     DigestTensors,
     EndRank,
     Evaluate,
     FormCollective,
     LoadAhead,
+    OpenWindow,
     Pack,
     RankAction,
     ReduceCollective,
+    RollBack,
     SendUp,
     SumSlice,
     TakeResult,
@@ -155,7 +158,7 @@ def test_rank_waits_until_it_is_admitted() -> None:
 
 def test_window_runs_to_its_most_and_is_accounted() -> None:
     rank = seeded()
-    assert rank.plan(3, 3, samples=10) == [LoadAhead(Grant(0, (Span(0, 10),)))]
+    assert rank.plan(3, 3, samples=10) == [LoadAhead(Grant(0, (Span(0, 10),))), OpenWindow(0, 1.0, 0)]
     assert rank.core.wants_step
     assert rank.step(0.0, 1.0) == []
     assert rank.step(1.5, 2.0) == []
@@ -166,7 +169,7 @@ def test_window_runs_to_its_most_and_is_accounted() -> None:
         WindowDone(
             rank=2, version=0, samples=10, steps=3, loss_sum=6.0, is_finite=True,
             delivered_ms=1000.0, compute_ms=800.0, window_ms=2000.0, scalars={"acc": (3.0, 4)},
-            learning_rate=0.1,
+            learning_rate=0.1, total_steps=3,
         )
     )  # fmt: skip
     assert rank.core.snapshot() == {
@@ -192,7 +195,7 @@ def test_what_was_leased_ahead_is_trained_in_the_next_window() -> None:
     rank.step(0.0, 1.0)
     rank.post(ACCOUNTS)
     average(rank)
-    assert rank.plan(1, 1, version=1) == []
+    assert rank.plan(1, 1, version=1) == [OpenWindow(0, 1.0, 0)]
     assert rank.core.wants_step
 
 
@@ -207,7 +210,7 @@ def test_second_plan_before_the_round_is_not_taken() -> None:
 
 def test_window_without_steps_is_done_at_once_and_has_no_timing() -> None:
     rank = seeded()
-    assert rank.plan(0, 0) == [AccountWindow()]
+    assert rank.plan(0, 0) == [OpenWindow(0, 1.0, 0), AccountWindow()]
     (said,) = rank.post(WindowAccounted(0.0, True, {}))
     assert said == SendUp(WindowDone(2, 0, 0, 0, 0.0, True, None, None, 0.0, {}))
 
@@ -248,7 +251,7 @@ def test_collective_round_packs_reduces_reports_and_adopts_on_commit() -> None:
     assert rank.post(Packed(KEY, True)) == [ReduceCollective(KEY, include_raw=False)]
     assert rank.post(SumReady(KEY, "d", 0.1, ""), 20.5) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 500.0, ""))]
     assert rank.core.stage is Stage.HOLDING
-    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=False)]
+    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=False), BackUp()]
     assert (rank.core.version, rank.core.stage) == (1, Stage.NONE)
     assert rank.hear(Commit(2, KEY)) == []
 
@@ -281,7 +284,50 @@ def test_raw_buffers_come_from_one_rank_and_all_take_them(source: int, owns: boo
     assert rank.go(KEY, raw_source=source) == [Pack(KEY, 0.25, 0.5, include_raw=True, owns_raw=owns)]
     assert rank.post(Packed(KEY, True)) == [ReduceCollective(KEY, include_raw=True)]
     rank.post(SumReady(KEY, "d", 0.1, ""))
-    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=True)]
+    assert rank.hear(Commit(2, KEY)) == [Adopt(KEY, take_raw=True), BackUp()]
+
+
+def commit_after(rank: Subject, *attempts: bool) -> list[RankAction]:
+    """One attempt after the other, each with its finding; the last one is committed."""
+    for number, is_finite in enumerate(attempts, 1):
+        key = RoundKey(1, rank.core.version + 1, number)
+        rank.go(key)
+        rank.post(Packed(key, is_finite))
+        rank.post(SumReady(key, "d", 0.1, ""))
+        if number < len(attempts):
+            rank.hear(AbortRound(2, key, "a contribution is not finite"))
+    return rank.hear(Commit(2, key))
+
+
+def test_rank_whose_loss_was_not_finite_is_put_back_by_the_commit_without_it() -> None:
+    rank = seeded()
+    rank.plan(3, 3, samples=12)
+    for _ in range(3):
+        rank.step(0.0, 1.0)
+    (said,) = rank.post(replace(ACCOUNTS, is_finite=False, nonfinite_step=2))
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert (said.message.total_steps, said.message.nonfinite_step) == (3, 2)
+    assert commit_after(rank, True)[1:] == [RollBack()]
+    rank.plan(2, 2, samples=8, version=1)
+    for _ in range(2):
+        rank.step(0.0, 1.0)
+    (said,) = rank.post(replace(ACCOUNTS, is_finite=False, nonfinite_step=2))
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert (said.message.total_steps, said.message.nonfinite_step) == (5, 5)
+
+
+def test_rank_whose_parameters_were_not_finite_is_put_back_once() -> None:
+    rank = seeded()
+    assert commit_after(rank, False, True)[1:] == [RollBack()]
+    assert commit_after(rank, True)[1:] == [BackUp()]
+
+
+def test_rank_without_peers_has_nothing_to_be_put_back_to() -> None:
+    rank = Subject()
+    rank.hear(Admitted(2, 1, (2,)))
+    assert commit_after(rank, True) == [Adopt(RoundKey(1, 0, 1), take_raw=False)]
 
 
 def test_nothing_of_a_stale_key_is_done() -> None:
@@ -375,7 +421,7 @@ def test_version_0_is_given_from_a_snapshot_of_the_untouched_model() -> None:
     rank.post(SnapshotTaken(True))
     rank.post(Packed(SEED, True))
     rank.post(SumReady(SEED, "d", 0.0, ""))
-    assert rank.hear(Commit(2, SEED)) == [Adopt(SEED, take_raw=True)]
+    assert rank.hear(Commit(2, SEED)) == [Adopt(SEED, take_raw=True), BackUp()]
 
 
 def test_async_window_ends_at_its_count_with_a_snapshot() -> None:
@@ -384,7 +430,8 @@ def test_async_window_ends_at_its_count_with_a_snapshot() -> None:
     assert rank.step(0.0, 1.0) == []
     assert rank.step(1.0, 2.0) == [TakeSnapshot(is_untouched=False), AccountWindow()]
     rank.post(SnapshotTaken(True))
-    (said,) = rank.post(ACCOUNTS)
+    kept, said = rank.post(ACCOUNTS)
+    assert kept == BackUp()  # with the snapshot: at the commit the optimizer has gone on
     assert isinstance(said, SendUp)
     assert isinstance(said.message, WindowDone)
     assert (said.message.samples, said.message.steps, said.message.is_finite) == (8, 2, True)
@@ -426,10 +473,10 @@ def test_steps_beyond_the_count_are_the_first_of_the_next_window() -> None:
     rank = beyond()
     rank.step(1.0, 2.0)
     average(rank)
-    assert rank.plan(2, 2, version=1) == []
+    assert rank.plan(2, 2, version=1) == [OpenWindow(0, 1.0, steps=1)]
     assert rank.step(2.0, 3.0) == [TakeSnapshot(is_untouched=False), AccountWindow()]
     rank.post(SnapshotTaken(True))
-    (said,) = rank.post(ACCOUNTS)
+    _, said = rank.post(ACCOUNTS)
     assert isinstance(said, SendUp)
     assert isinstance(said.message, WindowDone)
     assert (said.message.version, said.message.samples, said.message.steps) == (1, 8, 2)
@@ -439,7 +486,9 @@ def test_window_that_is_over_before_its_plan_ends_at_once() -> None:
     rank = beyond()
     rank.step(1.0, 2.0)
     average(rank)
-    assert rank.plan(0, 0, version=1) == [TakeSnapshot(is_untouched=False), AccountWindow()]
+    assert rank.plan(0, 0, version=1) == [
+        OpenWindow(0, 1.0, steps=1), TakeSnapshot(is_untouched=False), AccountWindow(),
+    ]  # fmt: skip
 
 
 def test_last_round_is_adopted_whole() -> None:
@@ -459,7 +508,7 @@ def test_rank_with_a_window_that_is_not_finite_waits_for_the_others_consensus(
     assert isinstance(said.message, WindowDone)
     assert not said.message.is_finite
     assert not rank.core.wants_step
-    assert average(rank) == [Adopt(KEY, take_raw=False)]
+    assert average(rank) == [Adopt(KEY, take_raw=False), RollBack()]
 
 
 def test_window_is_not_closed_twice_by_a_late_order() -> None:

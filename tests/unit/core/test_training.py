@@ -28,7 +28,9 @@ from flodl.messages import (
     OpenRound,
     RankExited,
     Reduced,
+    RunEnded,
     RunEval,
+    SendState,
     StartRound,
     StateSent,
     SumDescribed,
@@ -285,12 +287,16 @@ def test_group_that_does_not_form_is_retried_on_error_and_by_deadline() -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------- not finite
-@pytest.mark.parametrize("found", ["window", "reduce"])
-def test_contribution_that_is_not_finite_takes_part_with_zeros(found: str) -> None:
+@pytest.mark.parametrize(
+    ("found", "what"), [("window", "the loss of its step 2"), ("reduce", "its parameters after its step 2")]
+)
+def test_contribution_that_is_not_finite_takes_part_with_zeros(found: str, what: str) -> None:
     cohort = Cohort().train_until(WindowDone)
     done = windows(cohort)
     if found == "window":
-        done[1] = replace(done[1], is_finite=False, loss_sum=float("nan"))
+        done[1] = replace(done[1], is_finite=False, loss_sum=float("nan"), nonfinite_step=2)
+    else:
+        done[1] = replace(done[1], total_steps=2)
     cohort.held = {Reduced}
     for report in done.values():
         cohort.say(report)
@@ -299,7 +305,7 @@ def test_contribution_that_is_not_finite_takes_part_with_zeros(found: str) -> No
             cohort.say(Reduced(rank, cohort.key, "d", rank != 1, 0.0, 1.0, ""))
     assert [(go.rank, go.weight) for go in cohort.sent(StartRound)[-3:]] == [(0, 0.5), (1, 0.0), (2, 0.5)]
     cohort.release(Reduced)
-    assert cohort.records("nonfinite") == ["version 1: left out rank 1: loss or parameters not finite"]
+    assert cohort.records("nonfinite") == [f"version 1: not finite and left out: rank 1 ({what})"]
     assert cohort.sent(EpochReport)[0].avg_loss == 0.5
     assert cohort.outcome is not None
     assert cohort.outcome.status == "completed"
@@ -308,21 +314,71 @@ def test_contribution_that_is_not_finite_takes_part_with_zeros(found: str) -> No
 def test_run_that_is_finite_nowhere_stops() -> None:
     cohort = Cohort().train_until(WindowDone)
     for report in windows(cohort).values():
-        cohort.say(replace(report, is_finite=False))
+        cohort.say(replace(report, is_finite=False, nonfinite_step=1))
     assert cohort.outcome is not None
-    assert cohort.outcome.message == "loss or parameters are not finite on every rank"
+    assert cohort.outcome.message == (
+        "loss or parameters are not finite on every rank: rank 0 (the loss of its step 1), "
+        "rank 1 (the loss of its step 1), rank 2 (the loss of its step 1)"
+    )
+    assert cohort.sent(SendState) == []
 
 
-def test_third_round_in_a_row_that_is_not_finite_stops_the_run() -> None:
-    cohort = Cohort(dataset_size=60, cadence=CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0)).train_until(WindowDone)
+def say_windows(cohort: Cohort, sick: int | None) -> None:
+    done = windows(cohort)
+    cohort.waiting.clear()
+    for report in done.values():
+        cohort.say(replace(report, is_finite=False, nonfinite_step=7) if report.rank == sick else report)
+
+
+def lockstep(max_nonfinite: int) -> Cohort:
+    cadence = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0)
+    return Cohort(dataset_size=90, cadence=cadence, max_nonfinite=max_nonfinite).train_until(WindowDone)
+
+
+def test_round_in_a_row_too_many_that_is_not_finite_hands_the_consensus_over_and_stops_the_run() -> None:
+    cohort = lockstep(max_nonfinite=3)
+    for _ in range(2):
+        say_windows(cohort, sick=2)
+    say_windows(cohort, sick=None)
     for _ in range(3):
-        done = windows(cohort)
-        cohort.waiting.clear()
-        done[2] = replace(done[2], is_finite=False)
-        for report in done.values():
-            cohort.say(report)
+        assert cohort.sent(SendState) == []
+        say_windows(cohort, sick=2)
+    assert cohort.sent(SendState) == [SendState(0)]
+    (ended,) = cohort.sent(RunEnded)
+    assert (ended.outcome, ended.state_path) == ("failed", "/state")
     assert cohort.outcome is not None
-    assert cohort.outcome.message == "rank 2: loss or parameters not finite in 3 rounds in a row"
+    assert cohort.outcome.exit_code == 5
+    assert cohort.outcome.message == (
+        "not finite in 3 rounds in a row (max_nonfinite); at last version 6: "
+        "not finite and left out: rank 2 (the loss of its step 7)"
+    )
+
+
+def test_owner_that_is_lost_while_a_run_that_was_not_finite_ends_is_replaced() -> None:
+    cohort = lockstep(max_nonfinite=1)
+    cohort.held.add(StateSent)
+    say_windows(cohort, sick=2)
+    kill(cohort, 0)
+    assert cohort.sent(SendState) == [SendState(0), SendState(1)]
+    cohort.release(StateSent)
+    assert cohort.sent(RunEnded)[0].state_path == "/state"
+
+
+def test_rank_that_was_not_finite_and_is_lost_is_not_blamed() -> None:
+    cohort = Cohort(dataset_size=60).train_until(WindowDone)
+    done = windows(cohort)
+    cohort.held = {Reduced}
+    for report in done.values():
+        cohort.say(replace(report, is_finite=report.rank != 2, nonfinite_step=1))
+    kill(cohort, 2)
+    cohort.release(Reduced)
+    assert cohort.records("nonfinite") == []
+
+
+def test_plan_tells_how_much_of_the_run_is_merged() -> None:
+    cohort = Cohort(dataset_size=60, num_epochs=2, cadence=CadenceSettings(Mode.CPU_SYNC, max_batch_diff=4)).get_ready()
+    told = [plan.progress_samples for plan in cohort.sent(WindowPlan) if plan.rank == 0]
+    assert told == [0, 30, 60, 90]
 
 
 def test_version_0_comes_from_the_first_rank_whose_weights_are_finite() -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 from flodl.data.device import to_device
-from flodl.data.loader import Batch, BatchLoader
+from flodl.data.loader import Batch, BatchLoader, micro_batches
 from flodl.data.permutation import EpochOrder
 from flodl.errors import DeadlineExceeded, InvariantViolation
 from flodl.ids import Grant, Span
@@ -84,9 +86,9 @@ def test_batches_follow_the_order_of_the_epoch(opened: Any) -> None:
     loader = opened(Squares(10))
     loader.push(Grant(3, (Span(0, 10),)))
     batches = take(loader)
-    indices = torch.cat([batch.data[0] for batch in batches])
+    indices = torch.cat([batch.parts[0].data[0] for batch in batches])
     assert indices.tolist() == EpochOrder(10, 5, 3).indices([Span(0, 10)]).tolist()
-    assert torch.cat([batch.data[1] for batch in batches]).equal(indices**2)
+    assert torch.cat([batch.parts[0].data[1] for batch in batches]).equal(indices**2)
     assert [batch.samples for batch in batches] == [4, 4, 2]
 
 
@@ -126,7 +128,7 @@ def test_getitems_reads_a_batch_in_one_call(opened: Any) -> None:
 def test_collate_fn_gets_the_samples(opened: Any) -> None:
     loader = opened(Squares(20), collate_fn=dict)
     loader.push(Grant(0, (Span(0, 4),)))
-    data = loader.next_batch(TIMEOUT_S).data
+    data = loader.next_batch(TIMEOUT_S).parts[0].data
     assert data == {index: index * index for index in EpochOrder(20, 5, 0).indices([Span(0, 4)]).tolist()}
 
 
@@ -208,7 +210,7 @@ def test_loader_processes_deliver_in_order_over_several_grants(opened: Any) -> N
     loader.push(Grant(1, (Span(0, 30),)))
     batches += take(loader)
     expected = [*EpochOrder(60, 5, 0).indices([Span(0, 30)]), *EpochOrder(60, 5, 1).indices([Span(0, 30)])]
-    assert torch.cat([batch.data[0] for batch in batches]).tolist() == expected
+    assert torch.cat([batch.parts[0].data[0] for batch in batches]).tolist() == expected
 
 
 def test_loader_processes_persist_survive_a_drop_and_draw_deterministically(opened: Any) -> None:
@@ -217,16 +219,16 @@ def test_loader_processes_persist_survive_a_drop_and_draw_deterministically(open
     for loader in (first, second, other):
         loader.push(Grant(0, (Span(0, 12),)))
         batches = take(loader)
-        assert os.getpid() not in torch.cat([batch.data[1] for batch in batches])
-        draws.append(torch.cat([batch.data[2] for batch in batches]))
+        assert os.getpid() not in torch.cat([batch.parts[0].data[1] for batch in batches])
+        draws.append(torch.cat([batch.parts[0].data[2] for batch in batches]))
     assert draws[0].equal(draws[1])
     assert not draws[0].equal(draws[2])
-    pids = set(batches[0].data[1].tolist())
+    pids = set(batches[0].parts[0].data[1].tolist())
     other.push(Grant(1, (Span(0, 12),)))
     other.drop_all()
     other.push(Grant(0, (Span(0, 4),)))
     (batch,) = take(other)
-    assert set(batch.data[1].tolist()) == pids
+    assert set(batch.parts[0].data[1].tolist()) == pids
 
 
 def test_an_exception_in_a_loader_process_names_the_sample(opened: Any) -> None:
@@ -251,3 +253,30 @@ def test_to_device_moves_every_tensor_and_keeps_the_containers() -> None:
 def test_to_device_asks_objects_that_can_move_themselves() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(3)])
     assert to_device(packed, torch.device("cpu")).data.equal(torch.ones(3))
+
+
+# -------------------------------------------------------------------------------------------------------- micro-batches
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_micro_batches_are_the_batch_cut_before_it_is_collated(opened: Any, num_workers: int) -> None:
+    loader = opened(TensorDataset(torch.arange(22)), accumulate=3, num_workers=num_workers)
+    loader.push(Grant(0, (Span(0, 10),)))
+    batches = take(loader)
+    order = EpochOrder(22, 5, 0).indices([Span(0, 10)]).tolist()
+    assert [[part.samples for part in batch.parts] for batch in batches] == [[2, 1, 1], [2, 1, 1], [1, 1]]
+    assert [batch.samples for batch in batches] == [4, 4, 2]
+    assert torch.cat([part.data[0] for batch in batches for part in batch.parts]).tolist() == order
+
+
+@given(st.integers(1, 300), st.data())
+def test_micro_batches_lose_nothing_and_stay_within_those_of_a_full_batch(batch_size: int, data: st.DataObject) -> None:
+    accumulate = data.draw(st.integers(1, batch_size))
+    samples = data.draw(st.integers(1, batch_size))
+    least = data.draw(st.sampled_from([1, 2]))
+    parts = micro_batches(samples, batch_size, accumulate, least)
+    assert sum(parts) == samples
+    assert max(parts) - min(parts) <= 1
+    assert len(parts) <= accumulate
+    assert min(parts) >= min(least, samples)
+    if batch_size >= least * accumulate:
+        assert len(micro_batches(batch_size, batch_size, accumulate, least)) == accumulate
+        assert max(parts) <= max(-(-batch_size // accumulate), least + 1)

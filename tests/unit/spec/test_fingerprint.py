@@ -10,7 +10,7 @@ from flodl.trainer.config import TrainerConfig
 
 
 def of(model: nn.Module, **settings: object) -> dict[str, str]:
-    return model_fingerprint(model, torch.optim.Adam(model.parameters(), **settings))
+    return model_fingerprint(model, torch.optim.Adam(model.parameters(), **settings), None)
 
 
 def test_weights_do_not_matter() -> None:
@@ -31,7 +31,7 @@ def test_values_without_a_stable_text_are_told_by_their_kind() -> None:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
     optimizer.param_groups[0] |= {"lr": torch.tensor(0.1), "hook": print, "long": "x" * 500}
 
-    text = model_fingerprint(nn.Linear(1, 1), optimizer)["optimizer"]
+    text = model_fingerprint(nn.Linear(1, 1), optimizer, None)["optimizer"]
 
     assert "lr=tensor []" in text
     assert "hook=builtin_function_or_method" in text

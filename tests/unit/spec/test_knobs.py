@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
-from flodl.messages import CadenceSettings, Mode
+from flodl.messages import CadenceSettings, Mode, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
 from flodl.trainer.config import TrainerBuilder, TrainerConfig
@@ -35,8 +35,9 @@ def builder() -> TrainerBuilder:
 def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     names = set(Knobs.knobs())
     assert names == {
-        "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "metrics_fn", "eval_dataset",
-        "eval_fn", "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
+        "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "scheduler_fn",
+        "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "metrics_fn", "eval_dataset", "eval_fn",
+        "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
         "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
@@ -228,3 +229,43 @@ def test_outer_optimizers_of_ours_and_of_the_user_are_taken() -> None:
 def test_settings_out_of_range_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} of {kind.__name__} is"):
         kind(**settings)
+
+
+# ----------------------------------------------------------------------------------------------------- one rank's step
+def test_settings_carry_what_every_rank_must_do_alike_in_a_step() -> None:
+    job = resolve(config(precision="bf16", accumulate=2, lr_scale_ratio=0.5, max_nonfinite=7))
+    settings = job.settings()
+    assert (settings.precision, settings.accumulate) == (Precision.BF16, 2)
+    assert (settings.lr_scale_ratio, settings.max_nonfinite) == (0.5, 7)
+    assert resolve(config()).settings().precision is Precision.FP32
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"precision": "fp8"}, "precision is 'fp8'; choose one of fp32, bf16, fp16"),
+        ({"accumulate": 0}, "accumulate is 0; it must be at least 1"),
+        ({"accumulate": 3}, "accumulate 3 is more than the 2 samples of a batch; lower accumulate to at most 2"),
+        ({"lr_scale_ratio": -0.1}, "lr_scale_ratio is -0.1; it must be a number that is finite and at least 0"),
+        ({"lr_scale_ratio": float("nan")}, "lr_scale_ratio is nan"),
+        ({"lr_scale_ratio": float("inf")}, "lr_scale_ratio is inf"),
+        ({"lr_scale_ratio": "0"}, "lr_scale_ratio is '0'"),
+        ({"lr_scale_ratio": []}, r"lr_scale_ratio is \[\]"),
+        ({"max_nonfinite": 0}, "max_nonfinite is 0; it must be at least 1"),
+        ({"scheduler_fn": 3}, "scheduler_fn is 3; pass a function, not its result"),
+    ],
+)
+def test_knobs_of_a_step_that_cannot_be_used_name_the_fix(knobs: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**knobs)
+
+
+@pytest.mark.parametrize("gamma", [0, 0.5, 1, 16])
+def test_gamma_is_a_power_from_0_on(gamma: float) -> None:
+    assert ElCheConfig.cpu_sync().gamma(gamma).settings().gamma == gamma
+
+
+@pytest.mark.parametrize("gamma", [-1, 17, float("nan"), True])
+def test_gamma_that_is_no_power_of_a_count_is_refused(gamma: Any) -> None:
+    with pytest.raises(ConfigError, match=r"gamma is .*; it must be a number that is at least 0 and at most 16"):
+        ElCheConfig(gamma=gamma)
