@@ -294,7 +294,7 @@ def test_contribution_that_is_not_finite_is_left_out_and_trained_again(mode: Mod
     world.after(TRAINING_S, lambda: poison(1, 2))
     assert world.run().status == "completed"
     assert len(details(world, "nonfinite")) == 2
-    assert "left out rank 1" in details(world, "nonfinite")[0]
+    assert "left out: rank 1" in details(world, "nonfinite")[0]
     world.assert_exact_coverage()
     assert {report.avg_loss for report in head_messages(world, EpochReport)} == {1.0}  # type: ignore[attr-defined]
 
