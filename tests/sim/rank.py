@@ -46,6 +46,7 @@ class Rank(Actor):
         self.part: Contribution | None = None
         self.batches: list[Batch] = []
         self.is_stepping = False
+        self.is_sick = False
         self.inbox: list[Any] = []
         self.window_loss = 0.0
         self.group: Group | None = None
@@ -151,10 +152,21 @@ class Rank(Actor):
                 loss, self.window_loss = self.window_loss, 0.0
                 is_finite = self._bad_losses == 0
                 self._bad_losses -= not is_finite
-                accounted = ev.WindowAccounted(loss if is_finite else float("nan"), is_finite, {"seen": (loss, 1)})
+                self.is_sick |= not is_finite
+                scalars = {"seen": (loss, 1)}
+                accounted = (
+                    ev.WindowAccounted(loss, True, scalars)
+                    if is_finite
+                    else ev.WindowAccounted(float("nan"), False, scalars, nonfinite_step=1)
+                )
                 self._later(0.0, accounted)
-            case act.OpenWindow() | act.BackUp() | act.RollBack():
-                pass  # virtual weights have no optimizer
+            case act.OpenWindow():
+                pass  # virtual weights have no learning rate
+            case act.BackUp():
+                assert not self.is_sick, f"rank {self.rank} keeps an optimizer that is not finite"
+            case act.RollBack():
+                assert self.is_sick, f"rank {self.rank} is put back for nothing"
+                self.is_sick = False
             case act.FormCollective(incarnation, attempt, ranks):
                 self._form(incarnation, attempt, ranks)
             case act.Pack(key, weight, _, _, _):
@@ -177,6 +189,7 @@ class Rank(Actor):
             case act.TakeSnapshot():
                 is_finite = self._bad_packs == 0
                 self._bad_packs -= not is_finite
+                self.is_sick |= not is_finite
                 self.kept, self.delta = self.delta, Counter()
                 self._later(0.0, ev.SnapshotTaken(is_finite))
             case act.Adopt():
@@ -208,6 +221,7 @@ class Rank(Actor):
         """A snapshot of the contribution; zeros where the weight is 0 or the parameters are not finite."""
         is_finite = self._bad_packs == 0 or weight == 0
         self._bad_packs -= not is_finite
+        self.is_sick |= not is_finite
         weight = weight if is_finite else 0.0
         self.side = None
         given = self.kept if self.settings.cadence.mode.is_async else self.delta
