@@ -3,8 +3,10 @@
 Environment:
     FLODL_TEST_TIME_FACTOR: multiplies every time limit of the tests (default 1; a slow or busy machine takes more).
     HYPOTHESIS_PROFILE: ``ci`` (default), ``verify`` (many examples, random) or ``mutation`` (few, fast, no shrinking).
+    FLODL_FIGURES: set, the last line of output is a JSON object with what tests have measured; for `make verify`.
 """
 
+import json
 import os
 import signal
 import threading
@@ -13,13 +15,15 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 T = TypeVar("T")
+Figures: TypeAlias = dict[str, float]
+"""What one test has measured, by name."""
 
 POLL_S = 0.01
 LEAK_GRACE_S = 5.0
@@ -65,6 +69,23 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.timeout is None and _time_factor() != 1:
         config.option.timeout = float(config.getini("timeout") or 0) * _time_factor()
+
+
+_FIGURES = pytest.StashKey[dict[str, Figures]]()
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Figures:
+    """Fill it with what the test measures; see FLODL_FIGURES."""
+    measured: Figures = {}
+    request.config.stash.setdefault(_FIGURES, {})[request.node.name] = measured
+    return measured
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """The figures of all tests, behind everything else."""
+    if os.environ.get("FLODL_FIGURES"):
+        print(json.dumps(config.stash.get(_FIGURES, {})))
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.conftest import Figures
 from tests.runs import ROOT, Fdl
 
 pytestmark = pytest.mark.timeout(240)
@@ -42,7 +43,9 @@ def replay_with_ddp(fdl: Fdl, log: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("mode", ["nccl_sync", "cpu_sync"])
-def test_equal_ranks_in_lockstep_train_as_distributed_data_parallel(fdl: Fdl, tmp_path: Path, mode: str) -> None:
+def test_equal_ranks_in_lockstep_train_as_distributed_data_parallel(
+    fdl: Fdl, tmp_path: Path, figures: Figures, mode: str
+) -> None:
     run = fdl.launch("--local", RANKS, SCRIPT, "--mode", mode, "--steps", STEPS, "--log", tmp_path)
     assert run.wait() == 0, run.story()
 
@@ -54,5 +57,6 @@ def test_equal_ranks_in_lockstep_train_as_distributed_data_parallel(fdl: Fdl, tm
     assert {len(batch) for each in steps for batch in each} == {4}
     assert sum(fields["version"] > 0 for fields in run.commits()) == STEPS, "a round for each step"
     assert ours.keys() == theirs.keys()
+    figures["largest_difference"] = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], **TOLERANCE, msg=lambda text, name=name: f"{name}: {text}")

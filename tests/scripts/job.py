@@ -1,6 +1,7 @@
 """A small job for tests of whole runs. It leaves evidence in --log and can go wrong in every way.
 
-In the folder of --log: ``reads-R.log``, one line for each sample that rank R read; ``final-R.json``, a digest of the
+In the folder of --log: ``reads-R.log``, one line for each sample that rank R read; ``steps-R.log``, one line for each
+step of rank R, when it began and ended, in monotonic seconds (with --note-steps); ``final-R.json``, a digest of the
 rank's weights at its end; ``joined-PID.json``, a digest of what ``join()`` returned, and in which role. A rank is
 called ``solo`` where there are none, and tells its pace there, too.
 """
@@ -52,8 +53,9 @@ class Numbers:
 class Step:
     """One training step: counts, sleeps as a slower device would, and goes wrong when its time has come."""
 
-    def __init__(self, step_s: float, fault: Callable[[], None] | None, at_step: int) -> None:
+    def __init__(self, step_s: float, fault: Callable[[], None] | None, at_step: int, note: Path | None) -> None:
         self._step_s, self._fault, self._at_step = step_s, fault, at_step
+        self._note = None if note is None else note.open("a", buffering=1)
         self._steps, self._first_s, self._last_s = 0, 0.0, 0.0
 
     @property
@@ -71,7 +73,10 @@ class Step:
             self._fault()
         time.sleep(self._step_s)
         x, target = batch
-        return nn.functional.mse_loss(model(x), target)
+        loss = nn.functional.mse_loss(model(x), target)
+        if self._note is not None:
+            self._note.write(f"{self._last_s} {time.monotonic()}\n")
+        return loss
 
 
 # ----------------------------------------------------------------------------------------------------------- faults
@@ -200,6 +205,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--max-anchor", type=int, default=200)
     parser.add_argument("--step-ms", default="0", help="one value, or one for each rank")
     parser.add_argument("--log", type=Path, default=None)
+    parser.add_argument("--note-steps", action="store_true")
     parser.add_argument("--outer", choices=OUTER, default="OuterAvg")
     parser.add_argument("--fault", choices=FAULTS, default=None)
     parser.add_argument("--fault-rank", default="1")
@@ -232,7 +238,8 @@ def main() -> None:
     cadence = flodl.ElCheConfig(
         mode=args.mode, anchor=args.anchor, min_anchor=args.min_anchor, max_anchor=args.max_anchor
     )
-    step = Step(step_ms / 1e3, fault, args.fault_step)
+    note = args.log / f"steps-{RANK}.log" if args.note_steps and RANK.isdigit() else None
+    step = Step(step_ms / 1e3, fault, args.fault_step, note)
     handle = (
         flodl.Trainer.builder(build_model, lambda p: torch.optim.Adam(p, 1e-2), step)
         .dataset(Numbers(args.size, args.log))
