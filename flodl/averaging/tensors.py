@@ -125,10 +125,15 @@ def _refuse_unusable(name: str, tensor: torch.Tensor, is_parameter: bool) -> Non
         reason = f"is {'quantized' if tensor.is_quantized else tensor.layout}: only dense tensors can be averaged"
     elif tensor.is_meta:
         reason = "is on the meta device and has no values: materialise the model in the model factory"
-    elif any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+    elif _is_expanded(tensor):
         reason = "shares memory between its own elements (expand): call .contiguous() on it"
     if reason:
         raise ConfigError(f"{'parameter' if is_parameter else 'buffer'} {name} {reason}")
+
+
+def _is_expanded(tensor: torch.Tensor) -> bool:
+    repeats = any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return repeats and tensor.numel() > 0
 
 
 def _is_wrapper(value: object) -> bool:

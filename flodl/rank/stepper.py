@@ -20,6 +20,7 @@ from flodl.errors import DeadlineExceeded, UsageError
 from flodl.ids import Grant, RankId
 from flodl.messages import Precision
 from flodl.rank.backup import Backup
+from flodl.rank.clipping import clip_gradient
 from flodl.rank.losses import DeviceSum, HostSum, LossSum
 from flodl.rank.schedule import Schedule, build_scheduler, scale_learning_rates, total_steps
 from flodl.rank.words import describe_value
@@ -118,7 +119,7 @@ class Stepper:
         if self._scaler is not None and self._max_grad_norm is not None:
             self._scaler.unscale_(self.optimizer)
         if self._max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._max_grad_norm)
+            clip_gradient(self.model.parameters(), self._max_grad_norm)
         if self._scaler is None:
             self.optimizer.step()
         else:
