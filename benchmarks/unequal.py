@@ -59,7 +59,7 @@ def measure(mode: str, batches: int, epochs: int) -> Figures:
     measured = [commit for commit in commits if commit["epoch"] > 0]
     samples: Counter[int] = Counter()
     for commit in measured:
-        for rank, _, count in commit["spans"]:
+        for rank, *_, count in commit["spans"]:
             samples[rank] += count
     cohort_rate = samples.total() / (measured[-1]["ts"] - started_ms) * 1e3
     slow_share = samples[2] / ((samples[0] + samples[1]) / 2)
