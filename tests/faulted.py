@@ -33,7 +33,7 @@ COMMON: Final = (
 )
 MOMENTS: Final = [
     *(("nccl_cadence", phase) for phase in COMMON),
-    *(("cpu_cadence", phase) for phase in (*COMMON, "written", "sliced")),
+    *((mode, phase) for mode in ("cpu_cadence", "cpu_async") for phase in (*COMMON, "written", "sliced")),
 ]
 """Every mode and phase of a round; see ``PHASES`` in the script."""
 

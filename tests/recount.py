@@ -59,7 +59,7 @@ def _disagreements(key: Sequence[int], held: dict[int, dict[str, Any]]) -> list[
 
 def _weight_faults(key: Sequence[int], commit: dict[str, Any], parts: dict[int, dict[str, Any]]) -> list[str]:
     samples = dict.fromkeys(parts, 0)
-    for rank, _, count in commit["spans"]:
+    for rank, _, _, count in commit["spans"]:
         samples[rank] += count
     if not any(samples.values()):  # version 0
         shares = sorted(part["shares"][0] for part in parts.values())

@@ -13,7 +13,7 @@ from tests.runs import START_S, Fdl
 
 pytestmark = pytest.mark.timeout(240)
 
-MODES = ["nccl_cadence", "cpu_cadence"]
+MODES = ["nccl_cadence", "cpu_cadence", "cpu_async"]
 KILLED = (1, "signal", signal.SIGKILL)
 
 

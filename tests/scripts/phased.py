@@ -13,7 +13,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from flodl.averaging.shared import SharedPlane
 from flodl.core import actions as act
 from flodl.messages import ContributionWritten, Reduced, SliceReduced, WindowDone
 from flodl.rank.agent import Agent
-from flodl.rank.planes import CollectiveRounds, SharedRounds
+from flodl.rank.planes import AsyncRounds, CollectiveRounds, SharedRounds
 from flodl.rank.stepper import Stepper
 
 PHASES = (
@@ -41,7 +41,7 @@ PHASES = (
     "sliced",  # CPU plane: the own slice is summed, the daemon has been told
     "reduced",  # the sum is here, the controller has not been told
     "holding",  # the controller has been told
-    "adopting",  # the commit is here; half of the first parameter is garbage
+    "adopting",  # the commit is here; half of the first parameter is garbage, unless it is blended
     "adopted",
 )
 GARBAGE = 0x7F
@@ -91,6 +91,7 @@ class Phases:
     def __init__(self, diary: Diary) -> None:
         self._diary, self._faults = diary, Faults(diary)
         self._key: Any = None
+        self._action: Any = None
         self._is_last = False
         self._version, self._steps = -1, 0
         self._model: Any = None
@@ -102,10 +103,13 @@ class Phases:
             (Agent, "send"),
             (FlatModel, "__init__"),
             (FlatModel, "pack"),
+            (FlatModel, "rescale"),
             (FlatModel, "adopt"),
+            (FlatModel, "blend"),
             (SharedPlane, "reduce_slice"),
             (CollectiveRounds, "execute"),
             (SharedRounds, "execute"),
+            (AsyncRounds, "execute"),
         ):
             _wrap(owner, name, getattr(self, f"_on_{name.strip('_')}"))
 
@@ -139,28 +143,46 @@ class Phases:
                 self._at("holding")
 
     def _on_execute(self, execute: Callable[..., Any], rounds: Any, action: Any) -> Any:
-        match action:
-            case act.Pack(key):
-                self._key, self._is_last = key, action.include_raw and key.version > 0
+        if isinstance(action, act.Pack):
+            self._key, self._is_last = action.key, action.include_raw and action.key.version > 0
+        outer, self._action = self._action, action
         event = execute(rounds, action)
+        self._action = outer
         match action:
             case act.Pack():
                 self._at("packed")
             case act.ReduceCollective():
                 self._at("reducing")
-            case act.Adopt():
+            case act.Adopt() | act.Blend():
                 self._at("adopted")
         return event
 
-    def _on_pack(self, pack: Callable[..., bool], flat: FlatModel, out: torch.Tensor, *shares: Any) -> bool:
+    def _on_pack(
+        self, pack: Callable[..., bool], flat: FlatModel, out: torch.Tensor, *shares: Any, **more: Any
+    ) -> bool:
+        if not isinstance(self._action, act.Pack):  # a snapshot, which nobody gets
+            return pack(flat, out, *shares, **more)
+        self._spoil(out)
+        is_finite = pack(flat, out, *shares, **more)
+        self._note_packed(out, shares, self._digest())
+        return is_finite
+
+    def _on_rescale(
+        self, rescale: Callable[..., None], flat: FlatModel, src: torch.Tensor, out: torch.Tensor, *shares: Any
+    ) -> None:
+        self._spoil(out)
+        rescale(flat, src, out, *shares)
+        self._note_packed(out, shares, job.digest([src]))
+
+    def _spoil(self, out: torch.Tensor) -> None:
         due = self._due("packing")
         if due:
             out[: out.numel() // 2] = GARBAGE
             self._faults.strike(due)
-        is_finite = pack(flat, out, *shares)
-        key, held = _plain(self._key), self._digest()
-        self._diary.write("packed", key=key, shares=shares, held=held, image=out.numpy().tobytes().hex())
-        return is_finite
+
+    def _note_packed(self, out: torch.Tensor, shares: Sequence[Any], held: str) -> None:
+        image = out.numpy().tobytes().hex()
+        self._diary.write("packed", key=_plain(self._key), shares=shares, held=held, image=image)
 
     def _on_reduce_slice(self, reduce: Callable[..., None], plane: SharedPlane, layout: Any, *rest: Any) -> None:
         due = self._due("reducing")
@@ -172,16 +194,29 @@ class Phases:
             self._faults.strike(due)
         reduce(plane, layout, *rest)
 
-    def _on_adopt(self, adopt: Callable[..., None], flat: FlatModel, src: torch.Tensor, *rest: Any) -> None:
+    def _on_adopt(
+        self, adopt: Callable[..., None], flat: FlatModel, src: torch.Tensor, *rest: Any, **more: Any
+    ) -> None:
+        if not isinstance(self._action, act.Adopt):  # a look at the consensus
+            return adopt(flat, src, *rest, **more)
         image = src.numpy().tobytes().hex()
         due = self._due("adopting")
         if due:
             first = next(self._model.parameters()).detach().flatten()
             first[: first.numel() // 2] = float("nan")
             self._faults.strike(due)
-        adopt(flat, src, *rest)
+        adopt(flat, src, *rest, **more)
+        self._note_adopted(image, self._digest())
+        return None
+
+    def _on_blend(self, blend: Callable[..., None], flat: FlatModel, src: torch.Tensor, alpha: float) -> None:
+        self._faults.strike(self._due("adopting"))
+        blend(flat, src, alpha)
+        self._note_adopted(src.numpy().tobytes().hex(), "a blend of its own")
+
+    def _note_adopted(self, image: str, holds: str) -> None:
         self._version, self._steps = self._key.version, 0
-        self._diary.write("adopted", key=_plain(self._key), holds=self._digest(), image=image)
+        self._diary.write("adopted", key=_plain(self._key), holds=holds, image=image)
 
     def _at(self, phase: str) -> None:
         self._faults.strike(self._due(phase))

@@ -43,7 +43,7 @@ def diaries() -> Entries:
 def look(folder: Path, entries: Entries, in_rank_order: bool = True, lost: tuple[int, ...] = ()) -> list[str]:
     spans, start = [], 0
     for rank, count in SAMPLES.items():
-        spans.append((rank, start, count))
+        spans.append((rank, 0, start, count))
         start += count
     fields = {"version": 1, "incarnation": 1, "attempt": 1, "spans": spans, "counts": [(r, 1) for r in SAMPLES]}
     (folder / "events.jsonl").write_text(json.dumps({"event": "commit", "ts": 0, "fields": fields}) + "\n")
