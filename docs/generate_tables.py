@@ -26,11 +26,11 @@ from pydantic import BaseModel
 import flodl_cli.main
 from flodl import messages
 from flodl.config.model import ClusterSpec
-from flodl.core import elche, finale, formation, rounds, training
+from flodl.core import elche, finale, formation, guards, meta, rounds, training
 from flodl.core import events as ev
 from flodl.core.rank import RankCore, Stage, Work
 from flodl.ids import Grant, RoundKey, Span
-from flodl.messages import CadenceSettings, Mode, Reduced, Settings, WindowDone
+from flodl.messages import CadenceSettings, GuardKind, GuardSettings, GuardVerdict, Mode, Reduced, Settings, WindowDone
 from flodl.runtime import mux, streams
 from flodl.wire import chunks, codec, frames, handshake
 
@@ -96,16 +96,19 @@ def message_fields() -> str:
 
 def nested_types() -> str:
     """The dataclasses and enums that stand inside messages."""
-    nested = (Span, Grant, RoundKey, messages.Layout, messages.Device, messages.RankSpec, messages.RankBeat)
+    own = (messages.Layout, messages.Device, messages.RankSpec, messages.RankBeat, messages.RoundFigures)
     rows = [
         (
             f"`{cls.__name__}`",
             ", ".join(f"`{each.name}: {_type(each.type)}`" for each in fields(cls)),
             first_sentence(cls.__doc__),
         )
-        for cls in (*nested, Settings, CadenceSettings)
+        for cls in (Span, Grant, RoundKey, *own, Settings, CadenceSettings, GuardSettings)
     ]
-    rows.append(("`Mode`", ", ".join(f"`{mode}`" for mode in Mode), first_sentence(Mode.__doc__)))
+    rows += [
+        (f"`{enum.__name__}`", ", ".join(f"`{each}`" for each in enum), first_sentence(enum.__doc__))
+        for enum in (Mode, GuardKind, GuardVerdict)
+    ]
     return table(("type", "fields", "meaning"), rows)
 
 
@@ -151,12 +154,14 @@ def core_limits() -> str:
 
 
 def elche_constants() -> str:
-    """The numbers of the cadence controller."""
-    source = inspect.getsource(elche)
+    """The numbers of the cadence: ElChe, guards, meta-controller."""
     rows = []
-    for name, comment in re.findall(r"^([A-Z_]+) = [^\n#]+(?:# ([^\n]*))?$", source, re.MULTILINE):
-        rows.append((f"`{name}`", f"{getattr(elche, name):g}", comment))
-    return table(("constant of `core/elche.py`", "value", "meaning"), rows)
+    for module in (elche, guards, meta):
+        where = module.__name__.removeprefix("flodl.core.")
+        found = re.findall(r"^([A-Z]\w+) = [^\n#]+(?:# ([^\n]*))?$", inspect.getsource(module), re.MULTILINE)
+        numbers = [(name, comment) for name, comment in found if isinstance(getattr(module, name), int | float)]
+        rows += [(f"`{where}.{name}`", f"{getattr(module, name):g}", comment) for name, comment in numbers]
+    return table(("constant of `core`", "value", "meaning"), rows)
 
 
 def constants(chosen: Iterable[tuple[Any, tuple[str, ...]]]) -> str:

@@ -14,7 +14,13 @@ if TYPE_CHECKING:
     from flodl.config.builder import ClusterBuilder as ClusterBuilder
     from flodl.config.gpus import GpuInfo as GpuInfo
     from flodl.config.gpus import detect_gpus as detect_gpus
+    from flodl.core.guards import ConvergenceAction as ConvergenceAction
+    from flodl.core.guards import ConvergenceGuard as ConvergenceGuard
+    from flodl.core.guards import MsfGuard as MsfGuard
+    from flodl.core.guards import NoGuard as NoGuard
+    from flodl.core.guards import TrendGuard as TrendGuard
     from flodl.errors import FlodlError as FlodlError
+    from flodl.messages import RoundFigures as RoundFigures
     from flodl.spec.cadence import ElCheConfig as ElCheConfig
     from flodl.spec.cadence import ElCheMode as ElCheMode
     from flodl.spec.context import is_head as is_head
@@ -32,20 +38,26 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ClusterBuilder": "flodl.config.builder",
+    "ConvergenceAction": "flodl.core.guards",
+    "ConvergenceGuard": "flodl.core.guards",
     "ElCheConfig": "flodl.spec.cadence",
     "ElCheMode": "flodl.spec.cadence",
     "EpochCallbackPolicy": "flodl.spec.knobs",
     "EpochMetrics": "flodl.spec.metrics",
     "FlodlError": "flodl.errors",
     "GpuInfo": "flodl.config.gpus",
+    "MsfGuard": "flodl.core.guards",
     "NesterovMomentum": "flodl.averaging.outer",
+    "NoGuard": "flodl.core.guards",
     "OuterAvg": "flodl.averaging.outer",
     "OuterOptimizer": "flodl.averaging.outer",
+    "RoundFigures": "flodl.messages",
     "SlowMomentum": "flodl.averaging.outer",
     "TrainHandle": "flodl.spec.handle",
     "TrainedState": "flodl.spec.state",
     "Trainer": "flodl.trainer.trainer",
     "TrainerConfig": "flodl.trainer.config",
+    "TrendGuard": "flodl.core.guards",
     "detect_gpus": "flodl.config.gpus",
     "is_head": "flodl.spec.context",
     "rank": "flodl.spec.context",

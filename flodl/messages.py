@@ -51,13 +51,36 @@ class Precision(StrEnum):
     FP16 = "fp16"
 
 
+class GuardKind(StrEnum):
+    """Which convergence guard judges the rounds (``flodl.core.guards``); a user's own lives in the head."""
+
+    NONE = "none"
+    TREND = "trend"
+    MSF = "msf"
+    USER = "user"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """A convergence guard and its numbers: ``threshold`` is TrendGuard's, the rest is MsfGuard's."""
+
+    kind: GuardKind = GuardKind.TREND
+    threshold: float = 0.05
+    suppress_above: float = 1e-3
+    suppress_rounds: int = 3
+    nudge_above: float = 1e-2
+    nudge_rounds: int = 3
+    nudge_factor: float = 0.5
+
+
 @dataclass(frozen=True, slots=True)
 class CadenceSettings:
     """What ElChe needs to know; the defaults are the reference's.
 
     ``anchor`` None takes the mode's default (10; sync 1). ``max_batch_diff`` None means no cap. Of the asynchronous
     mode are ``easgd_alpha``, the weight of the consensus in a blend, in (0, 1], and ``max_overshoot``, the steps that a
-    rank may do beyond its count before it waits for the round: None is one more window.
+    rank may do beyond its count before it waits for the round: None is one more window. ``partition_ratios`` are sync
+    modes' fixed shares of an epoch by rank; None deals equally.
     """
 
     mode: Mode = Mode.NCCL_CADENCE
@@ -69,6 +92,10 @@ class CadenceSettings:
     gamma: float = 1.0
     easgd_alpha: float = 0.5
     max_overshoot: int | None = None
+    guard: GuardSettings = GuardSettings()
+    meta_controller: bool = True
+    relax_up: bool = False
+    partition_ratios: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -648,6 +675,46 @@ class StopAccepted:
     phase: str
 
 
+class GuardVerdict(StrEnum):
+    """What a convergence guard says to a round's proposal: commit it, drop a growth, or cut the anchor instead."""
+
+    STABLE = "stable"
+    SUPPRESS_GROWTH = "suppress_growth"
+    NUDGE_DOWN = "nudge_down"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """A committed round, as its convergence guard sees it.
+
+    ``divergence`` is the mean of ``‖pre − post‖ / ‖post‖`` over the ranks that trained, ≥ 0 and finite. ``k_max`` is
+    the most steps of a rank in the window. ``anchor`` is the window's, ``proposed_anchor`` what the overhead asks for.
+    """
+
+    version: Version
+    divergence: float
+    k_max: int
+    anchor: int
+    proposed_anchor: int
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeRound:
+    """The user's convergence guard shall judge this round, soon: nobody waits for it."""
+
+    figures: RoundFigures
+
+
+@dataclass(frozen=True, slots=True)
+class RoundJudged:
+    """The user's guard has answered, or failed (``error``). ``factor`` counts with ``nudge_down`` only."""
+
+    version: Version
+    verdict: GuardVerdict
+    factor: float
+    error: str
+
+
 @dataclass(frozen=True, slots=True)
 class EpochReport:
     """One closed epoch. Per-rank mappings are keyed by the rank as a string; ``epoch_ms`` is the slowest rank's."""
@@ -715,8 +782,8 @@ ToRank: TypeAlias = (
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
 FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | FromRank
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
-FromHead: TypeAlias = HeadReady | HeadError | StopRequest
-ToHead: TypeAlias = EpochReport | EvalReport | RunEnded
+FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
+ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
 FromClient: TypeAlias = StopRequest
 ToClient: TypeAlias = StopAccepted
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused

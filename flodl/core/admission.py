@@ -27,6 +27,14 @@ def disagreement(reports: Sequence[RankReady], head: HeadReady | None) -> str:
     return _too_small(first.settings, len(reports))
 
 
+def miscounted_ratios(settings: Settings, world_size: int) -> str:
+    """Why ``partition_ratios`` do not fit the ranks; empty when they do."""
+    ratios = settings.cadence.partition_ratios
+    if ratios is None or len(ratios) == world_size:
+        return ""
+    return f"partition_ratios has {len(ratios)} ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+
+
 def _refusal(who: str, differing: Sequence[str]) -> str:
     return (
         f"{who} do not agree on: {'; '.join(differing)}. "

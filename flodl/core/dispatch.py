@@ -1,10 +1,10 @@
 """The next window's plan: who does how many batches, from which leases.
 
 Cadence modes take ElChe's counts, shaped by the epoch's tail; sync modes take one step each at least and at most what
-is left of an equal share; the asynchronous mode takes the counts, shaped by the run's tail, and lets a rank overshoot
-them into leases ahead. Leases are granted ahead, so that loading never waits for the controller, except near the
-end of an epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds the batches it holds; in the
-last window of an epoch the plans add up to exactly what is left.
+is left of a share, equal or by ``partition_ratios``; the asynchronous mode takes the counts, shaped by the run's tail,
+and lets a rank overshoot them into leases ahead. Leases are granted ahead, so that loading never waits for the
+controller, except near the end of an epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds
+the batches it holds; in the last window of an epoch the plans add up to exactly what is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from flodl.core.elche import ElChe
 from flodl.core.supply import Supply
-from flodl.core.tail import allocate, equal_shares
+from flodl.core.tail import allocate, equal_shares, ratio_shares
 from flodl.errors import InvariantViolation
 from flodl.ids import RankId, Version
 from flodl.messages import CadenceSettings, WindowPlan
@@ -22,6 +22,9 @@ AHEAD_BATCHES = 2
 
 SYNC_LEAD_BATCHES = 16
 """Steps a fast rank may do in one sync round without ``max_batch_diff``; bounds its lease, not the mode's semantics."""
+
+RATIO_SCALE = 10**9
+"""``partition_ratios`` count in billionths: shares are dealt in whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,19 @@ class Dispatch:
     def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], supply: Supply) -> dict[RankId, _Bounds]:
         remaining = supply.remaining_batches
         if set(self._shares) != set(live) or sum(self._shares.values()) != remaining:
-            self._shares = equal_shares(remaining, live, held)
+            self._shares = self._deal(remaining, live, held)
         lead = self._settings.max_batch_diff
         most = SYNC_LEAD_BATCHES if lead is None else 1 + lead
         return {
             rank: _Bounds(min(1, share), min(most, share), min(most + AHEAD_BATCHES, share))
             for rank, share in self._shares.items()
         }
+
+    def _deal(self, remaining: int, live: Sequence[RankId], held: Mapping[RankId, int]) -> dict[RankId, int]:
+        ratios = self._settings.partition_ratios
+        if ratios is None:
+            return equal_shares(remaining, live, held)
+        return ratio_shares(remaining, {rank: max(1, round(ratios[rank] * RATIO_SCALE)) for rank in live}, held)
 
     def settle(self, steps: Mapping[RankId, int]) -> None:
         """The window ended with these steps done: sync shares shrink by them."""

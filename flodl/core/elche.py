@@ -1,7 +1,8 @@
 """ElChe, the cadence controller: how many batches each rank does between two averagings.
 
 Fed once per window with what the window cost, it keeps a smoothed cost per batch and rank, the slow rank, and the
-anchor, which is the number of batches that the slow rank does in one window.
+anchor, which is the number of batches that the slow rank does in one window. It proposes a new anchor; whether that is
+committed is not its decision (``core.cadence``).
 
 Phases, by the number of calibrations:
     Probe: nothing is known; equal counts.
@@ -20,7 +21,7 @@ Source: the flodl reference's ElChe (docs/engine.md).
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeGuard
 
@@ -146,10 +147,11 @@ class ElChe:
 
     @property
     def partition_ratios(self) -> dict[RankId, float]:
-        """Each live rank's share of the work by speed; they add up to 1."""
-        speeds = self._speeds()
-        total = sum(speeds.values())
-        return {rank: speed / total for rank, speed in speeds.items()}
+        """Each live rank's share of the work, by speed or as the settings fix it; they add up to 1."""
+        fixed = self._settings.partition_ratios
+        shares = self._speeds() if fixed is None else {rank: fixed[rank] for rank in self._ranks}
+        total = sum(shares.values())
+        return {rank: share / total for rank, share in shares.items()}
 
     def plan(self, epoch_batches: int) -> dict[RankId, int]:
         """The batches of one full window.
@@ -168,21 +170,17 @@ class ElChe:
         return {rank: max(PROBE_MIN_BATCHES, min(count, most)) for rank, count in counts.items()}
 
     def observe(self, timings: Mapping[RankId, WindowTiming], reduce_ms: float) -> Proposal | None:
-        """Learn from one window: smooth the costs, elect the slow rank, tune the anchor.
+        """Learn from one window: smooth the costs, elect the slow rank, and say what the anchor should become.
 
         Args:
             timings: per rank; a rank without steps, with unusable times or not live keeps its estimate.
             reduce_ms: how long the averaging took.
 
         Returns:
-            What was proposed and committed; None when no rank gave a sample, which is no calibration.
+            What is proposed, for ``commit``; None when no rank gave a sample, which is no calibration.
         """
         overhead = self._overhead(timings, reduce_ms)  # of the window as it was planned: before the costs move
-        if not self._calibrate(timings):
-            return None
-        proposal = self.propose(overhead)
-        self.commit(proposal)
-        return proposal
+        return self.propose(overhead) if self._calibrate(timings) else None
 
     def propose(self, overhead: float | None) -> Proposal:
         """What the overhead asks for in this phase; changes nothing.
@@ -200,9 +198,19 @@ class ElChe:
         is_too_small = 0 < (tuned - anchor) * ANCHOR_STEP < anchor
         return Proposal(anchor, anchor if is_too_small else tuned, overhead)
 
+    def relax(self, proposal: Proposal) -> Proposal:
+        """One batch more, where ``proposal`` asks for no change and the bounds and the phase allow it."""
+        if self.phase < Phase.STABLE or proposal.proposed_anchor != self._anchor:
+            return proposal
+        return replace(proposal, proposed_anchor=self._bounded(self._anchor + 1))
+
     def commit(self, proposal: Proposal) -> None:
         """Make the proposed anchor the anchor."""
         self._anchor = proposal.proposed_anchor
+
+    def nudge(self, factor: float) -> None:
+        """Cut the anchor to ``factor`` (above 0, below 1) of itself, rounded down, within its bounds."""
+        self._anchor = self._bounded(math.floor(round(self._anchor * factor, ROUNDING_DIGITS)))
 
     def add_rank(self, rank: RankId) -> None:
         """Take a rank in; until it is measured it counts as being as fast as the slow rank.

@@ -65,6 +65,7 @@ from flodl.messages import (
     RankFinished,
     RankReady,
     Reduced,
+    RoundJudged,
     StateSent,
     StopRequest,
     StoreRequest,
@@ -387,6 +388,8 @@ class JobCore:
             case HeadError(error, traceback):
                 failure = Failure(end.KIND_HEAD, "", -1, error, traceback, 1, 0)
                 return self._fail(failure, f"the head failed: {error}", now_s)
+            case RoundJudged():
+                return [] if self.training is None else self.training.on_judged(message)
             case StopRequest(source, abort, exit_code):
                 return self._on_stop(StopAsked(source, abort, exit_code), now_s)
             case _:

@@ -7,6 +7,7 @@ error; a report of another version or key changes nothing; a dropped rank's repo
 places, no time and no messages' transport.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -159,6 +160,15 @@ class Round:
     def reduce_ms(self) -> float:
         """The slowest participant's time in the attempt."""
         return max((report.reduce_ms for report in self._reduced.values()), default=0.0)
+
+    def divergence(self) -> float | None:
+        """Mean over the ranks that trained, of those whose figure is finite; None when there is none."""
+        known = [
+            report.divergence
+            for rank, report in self._reduced.items()
+            if self._reports[rank].samples and math.isfinite(report.divergence)
+        ]
+        return sum(known) / len(known) if known else None
 
     def missing(self) -> tuple[RankId, ...]:
         """Who has not answered yet: the participants of an attempt, or the ranks still in their window."""

@@ -8,7 +8,7 @@ JobCore does, with what it says here.
 
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, Failure, JobAction, Record, SendHost, Severity
-from flodl.core.admission import disagreement
+from flodl.core.admission import disagreement, miscounted_ratios
 from flodl.core.events import HostFailed
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
@@ -102,7 +102,8 @@ class Startup:
     def disagreement(self) -> str:
         """Why the ready ranks, and the head, may not train together; empty when they may."""
         reports = [self.ready[rank] for rank in self._membership.with_status(RankStatus.READY)]
-        return disagreement(reports, self.head_ready)
+        settings = reports[0].settings
+        return disagreement(reports, self.head_ready) or miscounted_ratios(settings, len(self._membership))
 
     def admit(self) -> list[JobAction]:
         """All ready ranks are live from now on."""

@@ -58,8 +58,14 @@ def equal_shares(
     Raises:
         InvariantViolation: as ``allocate``.
     """
-    equal = dict.fromkeys(ranks, 1)
-    return _in_proportion(total_batches, equal, _holds_of(total_batches, equal, held or {}))
+    return ratio_shares(total_batches, dict.fromkeys(ranks, 1), held)
+
+
+def ratio_shares(
+    total_batches: int, weights: Mapping[RankId, int], held: Mapping[RankId, int] | None = None
+) -> dict[RankId, int]:
+    """Deal ``total_batches`` in proportion to ``weights`` (≥ 1, for every live rank); otherwise as ``equal_shares``."""
+    return _in_proportion(total_batches, weights, _holds_of(total_batches, weights, held or {}))
 
 
 def _holds_of(remaining_batches: int, counts: Mapping[RankId, int], held: Mapping[RankId, int]) -> dict[RankId, int]:

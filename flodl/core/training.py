@@ -21,9 +21,9 @@ from flodl.core.actions import (
     SendHost,
     Severity,
 )
+from flodl.core.cadence import Cadence
 from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
-from flodl.core.elche import ElChe, WindowTiming
 from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
 from flodl.core.membership import Membership
@@ -45,6 +45,7 @@ from flodl.messages import (
     MinReached,
     OpenRound,
     Reduced,
+    RoundJudged,
     RunEval,
     Scalar,
     Settings,
@@ -94,7 +95,8 @@ class Training:
         self.last: dict[RankId, LastWindow] = {}
         self.merged: dict[RankId, tuple[int, int]] = {}
         self.outcasts: dict[RankId, str] = {}
-        self.elche = ElChe(settings.cadence, membership.live)
+        self.cadence = Cadence(settings.cadence, membership.live)
+        self.elche = self.cadence.elche
         self.supply = Supply(settings, merge_single_tail)
         self._settings, self._layout = settings, layout
         self._membership = membership
@@ -160,11 +162,12 @@ class Training:
             self._stall(
                 f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
             )
-        return actions + self._advance(now_s)
+        return actions + self.cadence.tick(now_s) + self._advance(now_s)
 
     def next_deadline_s(self) -> float | None:
-        """The earliest of the formation's, the retry's and the stall's."""
-        deadlines = (self._formation.next_deadline_s(), self._retry_s, self._stall_deadline_s)
+        """The earliest of the formation's, the retry's, the stall's and the guard's."""
+        waits = (self._formation, self.cadence)
+        deadlines = (*(wait.next_deadline_s() for wait in waits), self._retry_s, self._stall_deadline_s)
         return min((at for at in deadlines if at is not None), default=None)
 
     def check(self) -> None:
@@ -217,6 +220,10 @@ class Training:
             )
             for difference in (() if found is None else found.hear(answer))
         ]
+
+    def on_judged(self, message: RoundJudged) -> list[JobAction]:
+        """The user's convergence guard has answered."""
+        return self.cadence.on_judged(message)
 
     def on_eval(self, message: EvalDone) -> list[JobAction]:
         """The evaluation is answered."""
@@ -388,7 +395,8 @@ class Training:
         self._dispatch.settle({rank: report.steps for rank, report in reports.items()})
         if not self._is_seed:
             self.last |= last_windows(reports)
-            self.elche.observe(_timings(reports), self._round.reduce_ms())
+            divergence = self._round.divergence()
+            actions += self.cadence.observe(self.version, reports, self._round.reduce_ms(), divergence, now_s)
         self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
         for epoch in self.supply.close_epochs():
             actions += self._close_epoch(epoch, now_s)
@@ -526,10 +534,3 @@ def _what_was_not_finite(report: WindowDone) -> str:
     if report.nonfinite_step:
         return f"the loss of its step {report.nonfinite_step}"
     return f"its parameters after its step {report.total_steps}"
-
-
-def _timings(reports: Mapping[RankId, WindowDone]) -> dict[RankId, WindowTiming]:
-    return {
-        rank: WindowTiming(report.steps, report.delivered_ms, report.compute_ms, report.window_ms)
-        for rank, report in reports.items()
-    }

@@ -44,6 +44,9 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
                 "phase": training.elche.phase.name.lower(),
                 "anchor": training.elche.anchor,
                 "counts": {str(rank): count for rank, count in training.counts.items()},
+                "divergence": training.cadence.divergence,
+                "verdict": str(training.cadence.verdict),
+                "settled": training.cadence.is_settled,
             },
         }
     return view

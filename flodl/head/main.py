@@ -21,8 +21,20 @@ import torch
 
 from flodl.config.address import split_address
 from flodl.core.ending import EXIT_INTERRUPTED
+from flodl.core.guards import ConvergenceGuard
 from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageError
-from flodl.messages import EpochReport, EvalReport, HeadError, HeadReady, RunEnded, StopRequest, ToHead
+from flodl.head.guard import GuardDesk
+from flodl.messages import (
+    EpochReport,
+    EvalReport,
+    HeadError,
+    HeadReady,
+    JudgeRound,
+    RoundJudged,
+    RunEnded,
+    StopRequest,
+    ToHead,
+)
 from flodl.runtime.dial import Controller, Identity, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
 from flodl.spec.fingerprint import config_fingerprint
@@ -58,7 +70,7 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
     host, port = split_address(str(ticket["address"]), DEFAULT_PORT)
     identity = Identity(str(ticket["run_id"]), _token(Path(ticket["token_file"])), Role.HEAD, socket.gethostname())
     ready = HeadReady(job.config.settings(), config_fingerprint(job.config))
-    head = _Head(Controller(host, port), identity, ready, handle)
+    head = _Head(Controller(host, port), identity, ready, handle, job.config.elche.user_guard)
     stop_on_interrupt(head.ask_stop, handle.is_over)
     threading.Thread(target=head.run, name="flodl-head", daemon=True).start()
 
@@ -66,8 +78,16 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
 class _Head:
     """The conversation with the controller, on an event loop of its own."""
 
-    def __init__(self, controller: Controller, identity: Identity, ready: HeadReady, handle: TrainHandle) -> None:
+    def __init__(
+        self,
+        controller: Controller,
+        identity: Identity,
+        ready: HeadReady,
+        handle: TrainHandle,
+        guard: ConvergenceGuard | None,
+    ) -> None:
         self._controller, self._identity, self._ready, self._handle = controller, identity, ready, handle
+        self._desk = None if guard is None else GuardDesk(guard, self._answer)
         self._loop = asyncio.new_event_loop()
         self._stream: FramedStream | None = None
         self._wants_stop = False
@@ -84,6 +104,8 @@ class _Head:
             self._report(error)
             self._fail(error)
         finally:
+            if self._desk is not None:
+                self._desk.close()
             self._loop.close()
 
     def ask_stop(self) -> None:
@@ -103,7 +125,7 @@ class _Head:
             if not self._handle.is_over():
                 raise PeerLost(f"the controller is gone ({error}); the run ends without a result") from error
 
-    def _hear(self, message: EpochReport | EvalReport | RunEnded) -> None:
+    def _hear(self, message: ToHead) -> None:
         match message:
             case EpochReport():
                 self._epochs += 1
@@ -112,6 +134,9 @@ class _Head:
                 self._handle.publish_eval(epoch, value)
             case RunEnded():
                 self._end(message)
+            case JudgeRound(figures):
+                if self._desk is not None:
+                    self._desk.ask(figures)
             case _:
                 assert_never(message)
 
@@ -126,6 +151,15 @@ class _Head:
         self._wants_stop = True
         if self._stream is not None:
             self._stream.send(StopRequest("Ctrl-C in the script", abort=False, exit_code=EXIT_INTERRUPTED))
+
+    def _answer(self, judged: RoundJudged) -> None:
+        """From the guard's thread."""
+        with contextlib.suppress(RuntimeError):  # the conversation is over
+            self._loop.call_soon_threadsafe(self._send, judged)
+
+    def _send(self, judged: RoundJudged) -> None:
+        if self._stream is not None:
+            self._stream.send(judged)
 
     def _report(self, error: Exception) -> None:
         if self._stream is not None:

@@ -28,7 +28,7 @@ MAX_FILE_BYTES: Final = 256 << 20
 
 _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LEVELS: Final = {Severity.INFO: logging.INFO, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
-_QUIET: Final = frozenset({"commit"})
+_QUIET: Final = frozenset({"commit", "cadence"})
 
 _log = logging.getLogger(__name__)
 

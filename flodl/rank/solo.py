@@ -49,10 +49,13 @@ from flodl.messages import (
     EvalReport,
     Evict,
     FromDaemon,
+    GuardKind,
+    GuardSettings,
     HeadReady,
     Heard,
     HostHello,
     HostStopped,
+    JudgeRound,
     KillRank,
     Layout,
     Mode,
@@ -233,6 +236,8 @@ class _Solo:
                 self._handle.publish_eval(epoch, value)
             case RunEnded():
                 self._post(HeadExited(0, 0))
+            case JudgeRound():
+                pass  # nobody to drift from: solo has no guard
             case _:
                 assert_never(message)
 
@@ -240,7 +245,12 @@ class _Solo:
 def _settings(settings: Settings) -> Settings:
     """A window of fixed length: there is no averaging whose cost could be traded."""
     cadence = CadenceSettings(
-        Mode.NCCL_CADENCE, anchor=WINDOW_BATCHES, min_anchor=WINDOW_BATCHES, max_anchor=WINDOW_BATCHES
+        Mode.NCCL_CADENCE,
+        anchor=WINDOW_BATCHES,
+        min_anchor=WINDOW_BATCHES,
+        max_anchor=WINDOW_BATCHES,
+        guard=GuardSettings(GuardKind.NONE),
+        meta_controller=False,
     )
     return dataclasses.replace(settings, cadence=cadence)
 

@@ -180,6 +180,13 @@ def non_negative_number(maximum: float = sys.float_info.max) -> Check:
     return check
 
 
+def yes_or_no(name: str, value: Any) -> bool:
+    """True or False; nothing else that happens to be true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {value!r}; it must be True or False")
+    return value
+
+
 def function(name: str, value: Any) -> Any:
     """A callable, or None for none."""
     if value is not None and not callable(value):

@@ -37,6 +37,13 @@ def cadences(draw: st.DrawFn) -> CadenceSettings:
     )
 
 
+def observe(elche: ElChe, timings: dict[int, WindowTiming], reduce_ms: float) -> None:
+    """One window, with what it proposes committed."""
+    proposal = elche.observe(timings, reduce_ms)
+    if proposal is not None:
+        elche.commit(proposal)
+
+
 def run(elche: ElChe, feed: list[tuple[dict[int, WindowTiming], float]], scale: float = 1.0) -> list[object]:
     trace: list[object] = []
     for timings, reduce_ms in feed:
@@ -49,7 +56,7 @@ def run(elche: ElChe, feed: list[tuple[dict[int, WindowTiming], float]], scale: 
             )
             for rank, timing in timings.items()
         }
-        elche.observe(scaled, reduce_ms * scale)
+        observe(elche, scaled, reduce_ms * scale)
         elche.check()
         trace.append((elche.plan(500), elche.anchor, elche.phase, elche.slow_rank))
     return trace
@@ -61,7 +68,7 @@ def test_nobody_starves_and_bounds_hold_whatever_is_measured(cadence: CadenceSet
     before = Phase.PROBE
     for timings, reduce_ms in feed:
         anchor = elche.anchor
-        elche.observe(timings, reduce_ms)
+        observe(elche, timings, reduce_ms)
         elche.check()
         counts = elche.plan(500)
         assert list(counts) == [0, 1, 2, 3]
@@ -110,7 +117,7 @@ def test_membership_may_change_at_any_time(cadence: CadenceSettings, changes: li
             elche.remove_rank(rank)
             live.remove(rank)
         else:
-            elche.observe({r: WindowTiming(5, ms + r, ms + r, 5 * ms) for r in live}, ms)
+            observe(elche, {r: WindowTiming(5, ms + r, ms + r, 5 * ms) for r in live}, ms)
         elche.check()
         assert list(elche.plan(500)) == sorted(live)
         assert set(elche.ms_per_batch) <= live
@@ -130,7 +137,7 @@ def test_share_of_a_rank_that_turns_three_times_slower_follows_within_three_wind
         now = {rank: cost * (3 if rank == slowed and window >= settled_windows else 1) for rank, cost in ms.items()}
         counts = elche.plan(100_000)
         timings = {rank: WindowTiming(counts[rank], now[rank], now[rank], counts[rank] * now[rank]) for rank in ms}
-        elche.observe(timings, 0.04 * max(counts[rank] * now[rank] for rank in ms))
+        observe(elche, timings, 0.04 * max(counts[rank] * now[rank] for rank in ms))
     speeds = {rank: 1 / cost for rank, cost in now.items()}
     fair_share = speeds[slowed] / sum(speeds.values())
     assert abs(elche.partition_ratios[slowed] / fair_share - 1) < 0.15

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from flodl.core.admission import disagreement
+from flodl.core.admission import disagreement, miscounted_ratios
 from flodl.messages import CadenceSettings, HeadReady, Layout, Mode, RankReady, Settings
 
 SETTINGS = Settings(100, 8, 2, 0, CadenceSettings())
@@ -55,3 +55,13 @@ def test_callback_rank_must_exist() -> None:
     cohort = [replace(READY, rank=rank, settings=replace(SETTINGS, callback_rank=2)) for rank in range(3)]
     assert disagreement(cohort, None) == ""
     assert disagreement(cohort[:2], None) == ("epoch_callback_policy names rank 2, but there are only 2 ranks (0 … 1)")
+
+
+def test_every_rank_needs_a_ratio() -> None:
+    ratios = replace(SETTINGS, cadence=CadenceSettings(Mode.CPU_SYNC, partition_ratios=(0.5, 0.5)))
+    assert miscounted_ratios(SETTINGS, 3) == ""
+    assert miscounted_ratios(ratios, 2) == ""
+    for world_size in (1, 3):
+        assert miscounted_ratios(ratios, world_size) == (
+            f"partition_ratios has 2 ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+        )

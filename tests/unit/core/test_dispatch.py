@@ -160,6 +160,21 @@ def test_sync_shares_are_dealt_anew_when_a_rank_is_lost() -> None:
     assert epoch.supply.remaining_batches == 16
 
 
+def test_sync_deals_by_the_ratios_of_the_settings() -> None:
+    settings = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=99, partition_ratios=(0.6, 0.3, 0.1))
+    epoch = Epoch(settings, 20, (0, 1, 2))
+    assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, 12), (1, 6), (1, 2)]
+    epoch.pool.reclaim(0)
+    epoch.elche.remove_rank(0)
+    epoch.live = (1, 2)
+    assert [plan.max_steps for plan in epoch.plan().values()] == [15, 5]
+
+
+def test_ratio_that_is_next_to_nothing_is_dealt_all_the_same() -> None:
+    settings = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=99, partition_ratios=(1 - 1e-12, 1e-12))
+    assert [plan.max_steps for plan in Epoch(settings, 20).plan().values()] == [20, 0]
+
+
 def test_samples_that_came_back_are_dealt_again() -> None:
     epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 4)
     epoch.plan()

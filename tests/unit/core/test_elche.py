@@ -20,13 +20,21 @@ def timings(ms: Mapping[int, float], counts: Mapping[int, int]) -> dict[int, Win
     return {rank: timing(cost, counts[rank]) for rank, cost in ms.items()}
 
 
+def observe(elche: ElChe, window: Mapping[int, WindowTiming], reduce_ms: float) -> Proposal | None:
+    """One window, with what it proposes committed."""
+    proposal = elche.observe(window, reduce_ms)
+    if proposal is not None:
+        elche.commit(proposal)
+    return proposal
+
+
 def run_windows(elche: ElChe, ms: Mapping[int, float], windows: int, overhead: float) -> list[dict[int, int]]:
     """Windows of devices that cost ``ms`` per batch, with averaging at ``overhead`` of the longest rank's window."""
     trace = []
     for _ in range(windows):
         counts = elche.plan(100_000)
         trace.append(counts)
-        elche.observe(timings(ms, counts), overhead * max(ms[rank] * counts[rank] for rank in ms))
+        observe(elche, timings(ms, counts), overhead * max(ms[rank] * counts[rank] for rank in ms))
         elche.check()
     return trace
 
@@ -60,8 +68,8 @@ def test_phase_counts_calibrations(windows: int, phase: Phase) -> None:
 
 def test_window_without_a_sample_is_no_calibration() -> None:
     elche = ElChe(CadenceSettings(), [0, 1])
-    assert elche.observe({}, 1.0) is None
-    assert elche.observe({0: WindowTiming(0, None, None, 0.0), 1: WindowTiming(5, None, math.nan, 1.0)}, 1.0) is None
+    assert observe(elche, {}, 1.0) is None
+    assert observe(elche, {0: WindowTiming(0, None, None, 0.0), 1: WindowTiming(5, None, math.nan, 1.0)}, 1.0) is None
     assert elche.phase is Phase.PROBE
     assert elche.slow_rank is None
     elche.check()
@@ -115,13 +123,13 @@ def test_sync_modes_ignore_the_anchor_and_track_the_ratios(mode: Mode) -> None:
     assert elche.batch_counts == {0: 1, 1: 1}
     assert elche.anchor == 1
     assert elche.partition_ratios == pytest.approx({0: 0.75, 1: 0.25})
-    assert elche.observe({0: timing(1.0, 2)}, 5.0) == Proposal(1, 1, pytest.approx(5.0))
+    assert observe(elche, {0: timing(1.0, 2)}, 5.0) == Proposal(1, 1, pytest.approx(5.0))
 
 
 # ----------------------------------------------------------------------------------------------------------- timing
 def test_delivered_time_is_preferred() -> None:
     elche = ElChe(CadenceSettings(), [0, 1])
-    elche.observe({0: WindowTiming(10, 4.0, 2.0, 20.0), 1: WindowTiming(2, 8.0, 5.0, 50.0)}, CHEAP_MS)
+    observe(elche, {0: WindowTiming(10, 4.0, 2.0, 20.0), 1: WindowTiming(2, 8.0, 5.0, 50.0)}, CHEAP_MS)
     assert elche.ms_per_batch == {0: 4.0, 1: 8.0}
 
 
@@ -139,14 +147,14 @@ def test_delivered_time_is_preferred() -> None:
 )
 def test_one_rank_without_a_delivered_time_makes_it_compute_only_for_all(odd: WindowTiming) -> None:
     elche = ElChe(CadenceSettings(), [0, 1])
-    elche.observe({0: WindowTiming(10, 4.0, 2.0, 20.0), 1: odd}, CHEAP_MS)
+    observe(elche, {0: WindowTiming(10, 4.0, 2.0, 20.0), 1: odd}, CHEAP_MS)
     assert elche.ms_per_batch == {0: 2.0, 1: 5.0}
 
 
 @pytest.mark.parametrize("compute_ms", [None, math.nan, math.inf, -math.inf, 0.0, -1.0])
 def test_rank_without_any_usable_time_keeps_its_estimate(compute_ms: float | None) -> None:
     elche = calibrated({0: 1.0, 1: 4.0})
-    elche.observe({0: WindowTiming(10, 1.0, 1.0, 10.0), 1: WindowTiming(10, None, compute_ms, 10.0)}, CHEAP_MS)
+    observe(elche, {0: WindowTiming(10, 1.0, 1.0, 10.0), 1: WindowTiming(10, None, compute_ms, 10.0)}, CHEAP_MS)
     assert elche.ms_per_batch == {0: 1.0, 1: 4.0}
     elche.check()
 
@@ -154,13 +162,13 @@ def test_rank_without_any_usable_time_keeps_its_estimate(compute_ms: float | Non
 @pytest.mark.parametrize("steps", [0, -1])
 def test_rank_without_steps_neither_counts_nor_spoils_the_others_samples(steps: int) -> None:
     elche = calibrated({0: 1.0, 1: 4.0})
-    elche.observe({0: WindowTiming(10, 1.0, 9.0, 90.0), 1: WindowTiming(steps, None, 3.0, 90.0)}, CHEAP_MS)
+    observe(elche, {0: WindowTiming(10, 1.0, 9.0, 90.0), 1: WindowTiming(steps, None, 3.0, 90.0)}, CHEAP_MS)
     assert elche.ms_per_batch == {0: 1.0, 1: 4.0}
 
 
 def test_times_of_strangers_are_ignored() -> None:
     elche = calibrated({0: 1.0})
-    proposal = elche.observe({0: WindowTiming(10, 1.0, 9.0, 10.0), 5: WindowTiming(1, None, 3.0, 1000.0)}, CHEAP_MS)
+    proposal = observe(elche, {0: WindowTiming(10, 1.0, 9.0, 10.0), 5: WindowTiming(1, None, 3.0, 1000.0)}, CHEAP_MS)
     assert elche.ms_per_batch == {0: 1.0}
     assert proposal == Proposal(10, 10, CHEAP_MS / 10)
 
@@ -172,7 +180,7 @@ def test_times_of_strangers_are_ignored() -> None:
 )
 def test_smoothing_weighs_a_sample_by_its_surprise(measured: float, smoothed: float) -> None:
     elche = calibrated({0: 10.0}, 1)
-    elche.observe({0: timing(measured)}, CHEAP_MS)
+    observe(elche, {0: timing(measured)}, CHEAP_MS)
     assert elche.ms_per_batch == pytest.approx({0: smoothed})
 
 
@@ -198,6 +206,14 @@ def test_partition_ratios_follow_the_speeds() -> None:
     assert ElChe(CadenceSettings(), [3, 4]).partition_ratios == {3: 0.5, 4: 0.5}
 
 
+def test_partition_ratios_of_the_settings_are_shared_by_those_who_are_left() -> None:
+    fixed = CadenceSettings(Mode.NCCL_SYNC, partition_ratios=(0.5, 0.3, 0.2))
+    elche = ElChe(fixed, [0, 1, 2])
+    assert elche.partition_ratios == pytest.approx({0: 0.5, 1: 0.3, 2: 0.2})
+    elche.remove_rank(0)
+    assert elche.partition_ratios == pytest.approx({1: 0.6, 2: 0.4})
+
+
 @pytest.mark.parametrize(("diff", "counts"), [(0, {0: 10, 1: 10}), (3, {0: 13, 1: 10}), (99, {0: 25, 1: 10})])
 def test_fast_rank_leads_by_no_more_than_max_batch_diff(diff: int, counts: dict[int, int]) -> None:
     assert calibrated({0: 4.0, 1: 10.0}, 1, max_batch_diff=diff).plan(1000) == counts
@@ -205,7 +221,7 @@ def test_fast_rank_leads_by_no_more_than_max_batch_diff(diff: int, counts: dict[
 
 def test_absurdly_slow_rank_is_not_starved() -> None:
     elche = calibrated({0: 1.0, 1: 1.0}, 1)
-    elche.observe({0: timing(1.0), 1: timing(1e300)}, CHEAP_MS)
+    observe(elche, {0: timing(1.0), 1: timing(1e300)}, CHEAP_MS)
     assert elche.slow_rank == 0
     assert elche.plan(1000) == {0: 10, 1: 1}
     elche.check()
@@ -251,7 +267,7 @@ def test_slow_rank_changes_from_stable_on_with_hysteresis(ms: float, slow_rank: 
             partition_ratios={},
         )
     )
-    elche.observe({0: timing(4.0), 1: timing(4.0 * ms)}, CHEAP_MS)
+    observe(elche, {0: timing(4.0), 1: timing(4.0 * ms)}, CHEAP_MS)
     assert elche.slow_rank == slow_rank
 
 
@@ -308,6 +324,38 @@ def test_growth_of_exactly_a_twentieth_is_a_change() -> None:
     assert calibrated({0: 1.0}, 5, anchor=20, max_anchor=21).propose(0.2).proposed_anchor == 21
 
 
+def test_relaxing_adds_one_batch_where_nothing_is_proposed() -> None:
+    elche = calibrated({0: 1.0}, 5, anchor=100, max_anchor=101)
+    assert elche.relax(elche.propose(0.04)) == Proposal(100, 101, 0.04)
+    assert elche.relax(elche.propose(0.0)) == Proposal(100, 95, 0.0)
+    elche.commit(Proposal(100, 101, 0.04))
+    assert elche.relax(elche.propose(0.04)) == Proposal(101, 101, 0.04)
+
+
+def test_relaxing_starts_with_stable_and_not_in_sync_modes() -> None:
+    warm, stable, sync = calibrated({0: 1.0}, 4), calibrated({0: 1.0}, 5), calibrated({0: 1.0}, 5, mode=Mode.CPU_SYNC)
+    assert warm.relax(warm.propose(0.04)).proposed_anchor == 10
+    assert stable.relax(stable.propose(0.04)).proposed_anchor == 11
+    assert sync.relax(sync.propose(0.04)).proposed_anchor == 1
+
+
+@pytest.mark.parametrize(
+    ("anchor", "factor", "nudged"),
+    [(10, 0.5, 5), (11, 0.5, 5), (100, 0.29, 29), (30, 0.7, 21), (10, 0.01, 2), (3, 0.999, 2), (2, 0.5, 2)],
+)
+def test_nudge_cuts_the_anchor_down_to_the_least(anchor: int, factor: float, nudged: int) -> None:
+    elche = calibrated({0: 1.0}, 1, anchor=anchor, min_anchor=2)
+    elche.nudge(factor)
+    assert elche.anchor == nudged
+    elche.check()
+
+
+def test_observing_proposes_and_changes_no_anchor() -> None:
+    elche = calibrated({0: 1.0})
+    assert elche.observe({0: timing(1.0)}, 1.0) == Proposal(10, 30, 0.1)
+    assert elche.anchor == 10
+
+
 def test_no_overhead_is_no_proposal_to_change() -> None:
     assert calibrated({0: 1.0}, 5).propose(None) == Proposal(10, 10, None)
 
@@ -319,44 +367,44 @@ def test_target_of_the_settings_is_the_target() -> None:
 def test_overhead_is_averaging_per_longest_compute() -> None:
     elche = calibrated({0: 1.0, 1: 1.0})
     window = {0: WindowTiming(10, 1.0, 1.0, 10.0), 1: WindowTiming(10, 1.0, 1.0, 20.0)}
-    assert elche.observe(window, 2.0) == Proposal(10, 30, 0.1)
+    assert observe(elche, window, 2.0) == Proposal(10, 30, 0.1)
     assert elche.anchor == 30
 
 
 def test_short_window_of_a_tail_does_not_look_like_overhead() -> None:
     elche = calibrated({0: 1.0})
-    assert elche.observe({0: timing(1.0, steps=2)}, 0.4) == Proposal(10, 10, 0.04)
+    assert observe(elche, {0: timing(1.0, steps=2)}, 0.4) == Proposal(10, 10, 0.04)
 
 
 def test_overhead_is_known_from_one_step() -> None:
     elche = calibrated({0: 1.0})
-    assert elche.observe({0: WindowTiming(1, None, 1.0, 1.0)}, 0.4) == Proposal(10, 10, 0.04)
+    assert observe(elche, {0: WindowTiming(1, None, 1.0, 1.0)}, 0.4) == Proposal(10, 10, 0.04)
 
 
 def test_overhead_counts_the_window_as_it_was_planned() -> None:
     elche = calibrated({0: 1.0, 1: 1.0})
-    assert elche.observe({0: timing(1.0, 10), 1: timing(2.0, 5)}, 0.9) == Proposal(10, 10, 0.045)
+    assert observe(elche, {0: timing(1.0, 10), 1: timing(2.0, 5)}, 0.9) == Proposal(10, 10, 0.045)
 
 
 @pytest.mark.parametrize("reduce_ms", [math.nan, math.inf, -math.inf, -1.0])
 def test_unusable_averaging_time_is_no_overhead(reduce_ms: float) -> None:
-    assert calibrated({0: 1.0}).observe({0: timing(1.0)}, reduce_ms) == Proposal(10, 10, None)
+    assert observe(calibrated({0: 1.0}), {0: timing(1.0)}, reduce_ms) == Proposal(10, 10, None)
 
 
 def test_free_averaging_shrinks_the_anchor() -> None:
-    assert calibrated({0: 1.0}).observe({0: timing(1.0)}, 0.0) == Proposal(10, 9, 0.0)
+    assert observe(calibrated({0: 1.0}), {0: timing(1.0)}, 0.0) == Proposal(10, 9, 0.0)
 
 
 @pytest.mark.parametrize("window_ms", [math.nan, math.inf, 0.0, -1.0, 5e-324])
 def test_unusable_compute_time_is_no_overhead(window_ms: float) -> None:
     elche = calibrated({0: 1.0}, anchor=1)
-    assert elche.observe({0: WindowTiming(10, 1.0, 1.0, window_ms)}, 1.0) == Proposal(1, 1, None)
+    assert observe(elche, {0: WindowTiming(10, 1.0, 1.0, window_ms)}, 1.0) == Proposal(1, 1, None)
 
 
 def test_first_calibration_does_not_tune() -> None:
     elche = ElChe(CadenceSettings(), [0])
-    assert elche.observe({0: timing(1.0)}, 100.0) == Proposal(10, 10, 10.0)
-    assert elche.observe({0: timing(1.0)}, 100.0) == Proposal(10, 30, 10.0)
+    assert observe(elche, {0: timing(1.0)}, 100.0) == Proposal(10, 10, 10.0)
+    assert observe(elche, {0: timing(1.0)}, 100.0) == Proposal(10, 30, 10.0)
 
 
 # ------------------------------------------------------------------------------------------------------- membership
@@ -367,7 +415,7 @@ def test_newcomer_counts_as_the_slow_rank_until_it_is_measured() -> None:
     assert elche.plan(1000) == {0: 40, 1: 10, 7: 10}
     assert elche.partition_ratios == pytest.approx({0: 4 / 6, 1: 1 / 6, 7: 1 / 6})
     assert elche.ms_per_batch == {0: 1.0, 1: 4.0}
-    elche.observe(timings({0: 1.0, 1: 4.0, 7: 2.0}, elche.plan(1000)), 1.6)
+    observe(elche, timings({0: 1.0, 1: 4.0, 7: 2.0}, elche.plan(1000)), 1.6)
     assert elche.plan(1000) == {0: 40, 1: 10, 7: 20}
 
 
@@ -407,7 +455,7 @@ def test_losing_every_measured_rank_leaves_equal_counts() -> None:
     elche.check()
     assert elche.slow_rank is None
     assert elche.plan(1000) == {1: 10, 2: 10}
-    elche.observe({1: timing(3.0), 2: timing(1.0)}, 1.2)
+    observe(elche, {1: timing(3.0), 2: timing(1.0)}, 1.2)
     assert elche.slow_rank == 1
 
 
@@ -536,7 +584,7 @@ def test_golden_slow_link() -> None:
     anchors = []
     for _ in range(8):
         counts = elche.plan(100_000)
-        elche.observe(timings({0: 1.0, 1: 1.0}, counts), 10.0)
+        observe(elche, timings({0: 1.0, 1: 1.0}, counts), 10.0)
         anchors.append(elche.anchor)
     assert anchors == [10, 30, 90, 90, 270, 270, 270, 270]
 
@@ -545,6 +593,6 @@ def test_golden_network_that_turns_fast() -> None:
     elche = calibrated({0: 1.0}, 5, anchor=100)
     anchors = []
     for _ in range(6):
-        elche.observe(timings({0: 1.0}, elche.plan(100_000)), 0.01)
+        observe(elche, timings({0: 1.0}, elche.plan(100_000)), 0.01)
         anchors.append(elche.anchor)
     assert anchors == [95, 91, 87, 83, 79, 76]

@@ -300,3 +300,21 @@ def test_dropping_a_stranger_changes_nothing() -> None:
     running = reducing(0, 1)
     running.drop(9)
     assert running.missing() == (0, 1)
+
+
+# --------------------------------------------------------------------------------------------------------- divergence
+def test_divergence_is_the_mean_over_ranks_that_trained_and_have_a_finite_one() -> None:
+    waiting = a_round(0, 1, 2, 3)
+    for rank in range(4):
+        waiting.finish_window(window(rank, samples=0 if rank == 3 else 40))
+    waiting.start(2)
+    for rank, divergence in enumerate((0.25, 0.75, float("nan"), 9.0)):
+        waiting.reduce(reduced(rank, divergence=divergence))
+    assert waiting.divergence() == 0.5
+
+
+def test_divergence_that_nobody_knows_is_none() -> None:
+    waiting = reducing(0, 1)
+    assert waiting.divergence() is None
+    waiting.reduce(reduced(0, divergence=float("inf")))
+    assert waiting.divergence() is None

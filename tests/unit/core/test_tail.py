@@ -2,7 +2,7 @@
 
 import pytest
 
-from flodl.core.tail import allocate, equal_shares
+from flodl.core.tail import allocate, equal_shares, ratio_shares
 from flodl.errors import InvariantViolation
 
 
@@ -155,3 +155,19 @@ def test_equal_shares_need_a_rank() -> None:
 def test_equal_shares_cannot_leave_more_than_there_is() -> None:
     with pytest.raises(InvariantViolation, match=r"of 5 batches {1: 6} are held, by ranks \[0, 1\]"):
         equal_shares(5, [0, 1], {1: 6})
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "held", "shares"),
+    [
+        (10, {0: 5, 1: 3, 2: 2}, {}, {0: 5, 1: 3, 2: 2}),
+        (11, {0: 5, 1: 3, 2: 2}, {}, {0: 6, 1: 3, 2: 2}),
+        (3, {0: 98, 1: 1, 2: 1}, {}, {0: 3, 1: 0, 2: 0}),
+        (10, {0: 5, 1: 5}, {1: 8}, {0: 2, 1: 8}),
+        (0, {0: 5, 1: 5}, {}, {0: 0, 1: 0}),
+    ],
+)
+def test_ratio_shares_follow_the_weights_and_leave_what_is_held(
+    total: int, weights: dict[int, int], held: dict[int, int], shares: dict[int, int]
+) -> None:
+    assert ratio_shares(total, weights, held) == shares

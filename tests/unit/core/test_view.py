@@ -28,7 +28,10 @@ def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     json.dumps(view)
     assert (view["phase"], view["mode"], view["backend"], view["num_epochs"]) == ("training", "cpu_cadence", "gloo", 2)
     assert (view["version"], view["epoch"], view["samples_merged"], view["callback_rank"]) == (0, 0, 0, 0)
-    assert view["cadence"] == {"phase": "probe", "anchor": 10, "counts": {"0": 10, "1": 10, "2": 10}}
+    assert view["cadence"] == {
+        "phase": "probe", "anchor": 10, "counts": {"0": 10, "1": 10, "2": 10},
+        "divergence": None, "verdict": "stable", "settled": False,
+    }  # fmt: skip
     assert view["hosts"][1] == {
         "host": "b", "state": "alive", "ranks": [1, 2], "age_s": 2.0,
         "address": "10.0.0.1", "python": "3.11", "torch": "2.13", "cores": 4,
