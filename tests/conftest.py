@@ -51,6 +51,11 @@ def _time_factor() -> float:
     return float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """One switch for all golden files."""
+    parser.addoption("--rewrite", action="store_true", help="write the golden files anew instead of comparing")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Stretch each test's own time limit by the factor; the default limit is stretched in pytest_configure."""
     factor = _time_factor()

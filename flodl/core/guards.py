@@ -12,16 +12,17 @@ Source: the flodl reference's guards (docs/engine.md); the rate is its proxy of 
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, assert_never
 
 from flodl.errors import ConfigError
 from flodl.messages import GuardKind, GuardSettings, GuardVerdict, RoundFigures
 
-HISTORY = 5  # values of the divergence that TrendGuard remembers
+HISTORY = 5  # values of the divergence that TrendGuard remembers beside the newest
 RISES = 3  # in a row, among those: that is a trend
+JUMP = 2  # times the value before the row: a divergence that stays so high has not stopped rising, it has jumped
 EASGD_THRESHOLD = 0.3  # TrendGuard's in cpu_async: ranks that blend keep a distance from the center
 RATE_WEIGHT = 0.5  # of a new value in MsfGuard's average: a jump shows at once, noise about a level cancels out
 
@@ -76,8 +77,9 @@ class NoGuard:
 class TrendGuard:
     """Objects to growth while the divergence keeps rising.
 
-    That is: among the last 5 values there are three rises in a row, each to a value above ``threshold``. The objection
-    stands as long as those rises are among the 5, for one round more than the rising lasts.
+    That is: among the last 5 values and the newest there are three rises in a row, each to a value above ``threshold``.
+    A value has risen when it is above the one before it, or still above twice the one before the whole row: a rank that
+    goes astray shows as one jump that does not come down again. The objection stands while those rises are remembered.
     """
 
     def __init__(self, threshold: float = _DEFAULT.threshold) -> None:
@@ -100,18 +102,19 @@ class TrendGuard:
 
     def judge(self, figures: RoundFigures) -> ConvergenceAction:
         """Take the round's divergence in; a value that is not finite is skipped."""
-        if math.isfinite(figures.divergence):
-            self._history.append(figures.divergence)
-        return ConvergenceAction.SUPPRESS_GROWTH if self._has_trend() else ConvergenceAction.STABLE
+        if not math.isfinite(figures.divergence):
+            return ConvergenceAction.STABLE
+        values = [*self._history, figures.divergence]
+        self._history.append(figures.divergence)
+        has_trend = any(self._rises_after(values, start) for start in range(len(values) - RISES))
+        return ConvergenceAction.SUPPRESS_GROWTH if has_trend else ConvergenceAction.STABLE
 
-    def _has_trend(self) -> bool:
-        rises = 0
-        values = list(self._history)
-        for before, value in pairwise(values):
-            rises = rises + 1 if value > before and value > self.threshold else 0
-            if rises == RISES:
-                return True
-        return False
+    def _rises_after(self, values: Sequence[float], start: int) -> bool:
+        """Whether ``RISES`` values in a row have risen since the one at ``start``."""
+        row = values[start : start + RISES + 1]
+        return all(
+            value > self.threshold and (value > before or value > JUMP * row[0]) for before, value in pairwise(row)
+        )
 
 
 class MsfGuard:
@@ -204,6 +207,8 @@ def built_in(settings: GuardSettings) -> NoGuard | TrendGuard | MsfGuard | None:
             return MsfGuard.of(settings)
         case GuardKind.USER:
             return None
+        case _:
+            assert_never(settings.kind)
 
 
 def settings_of(guard: ConvergenceGuard) -> GuardSettings:

@@ -54,21 +54,39 @@ def test_no_guard_never_objects(divergence: float) -> None:
     [
         ([0.1, 0.2, 0.3], STABLE),  # two rises
         ([0.1, 0.2, 0.3, 0.4], SUPPRESS),
+        ([0.10, 0.11, 0.12, 0.13], SUPPRESS),
         ([0.04, 0.06, 0.07, 0.08], SUPPRESS),  # from below the threshold
-        ([0.01, 0.04, 0.06, 0.07], STABLE),  # the first rise is below it
-        ([0.01, 0.04, 0.05, 0.06, 0.07], STABLE),  # and so is one to the threshold itself
-        ([0.2, 0.1, 0.2, 0.3, 0.4], SUPPRESS),
-        ([0.1, 0.2, 0.3, 0.4, 0.4], SUPPRESS),  # the rises are still among the last five
-        ([0.1, 0.2, 0.3, 0.4, 0.1], SUPPRESS),
-        ([0.1, 0.2, 0.3, 0.4, 0.4, 0.4], STABLE),
-        ([0.1, 0.2, 0.3, 0.4, 0.5, 0.6], SUPPRESS),
-        ([0.1, 0.2, 0.2, 0.3, 0.4], STABLE),  # not in a row
-        ([0.1, 0.2, 0.15, 0.3, 0.4], STABLE),
+        ([0.03, 0.04, 0.06, 0.07], STABLE),  # the first rise is below it
+        ([0.03, 0.04, 0.05, 0.06, 0.07], STABLE),  # and so is one to the threshold itself
+        ([0.20, 0.10, 0.11, 0.12, 0.13], SUPPRESS),
+        ([0.10, 0.11, 0.12, 0.13, 0.10, 0.10], SUPPRESS),  # the rises are still remembered
+        ([0.10, 0.11, 0.12, 0.13, 0.10, 0.10, 0.10], STABLE),
+        ([0.10, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16], SUPPRESS),
+        ([0.10, 0.11, 0.11, 0.12, 0.13], STABLE),  # not in a row
+        ([0.10, 0.12, 0.11, 0.13, 0.14], STABLE),
         ([0.4, 0.3, 0.2, 0.1], STABLE),
         ([0.0, 0.0, 0.0, 0.0, 0.0], STABLE),
     ],
 )
 def test_trend_guard_objects_to_three_rises_in_a_row_above_its_threshold(
+    divergences: list[float], verdict: ConvergenceAction
+) -> None:
+    assert judged(TrendGuard(0.05), divergences)[-1] == verdict
+
+
+@pytest.mark.parametrize(
+    ("divergences", "verdict"),
+    [
+        ([0.01, 0.5, 0.3, 0.1], SUPPRESS),  # up at once, and still up
+        ([0.01, 0.5, 0.3, 0.04], STABLE),  # it has come down
+        ([0.20, 0.5, 0.45, 0.41], SUPPRESS),
+        ([0.20, 0.5, 0.45, 0.40], STABLE),  # twice is not above twice
+        ([0.01, 0.5, 0.3, 0.1, 0.1, 0.1], SUPPRESS),
+        ([0.01, 0.5, 0.3, 0.1, 0.1, 0.1, 0.1], STABLE),  # the level from which it jumped is forgotten
+        ([0.0, 0.06, 0.06, 0.06], SUPPRESS),
+    ],
+)
+def test_trend_guard_objects_to_a_jump_that_does_not_come_down(
     divergences: list[float], verdict: ConvergenceAction
 ) -> None:
     assert judged(TrendGuard(0.05), divergences)[-1] == verdict
@@ -83,10 +101,15 @@ def test_trend_guard_skips_what_is_not_finite(odd: float) -> None:
 
 def test_trend_guard_goes_on_from_its_history() -> None:
     guard, other = TrendGuard(), TrendGuard()
-    judged(guard, [0.9, 0.8, 0.1, 0.2, 0.3])
+    judged(guard, [0.9, 0.8, 0.7, 0.5, 0.6, 0.7])
     other.recall(guard.history)
-    assert other.history == (0.9, 0.8, 0.1, 0.2, 0.3)
-    assert judged(other, [0.4]) == judged(guard, [0.4]) == [SUPPRESS]
+    assert other.history == (0.8, 0.7, 0.5, 0.6, 0.7)
+    assert judged(other, [0.8]) == judged(guard, [0.8]) == [SUPPRESS]
+
+
+def test_value_that_is_not_finite_is_no_objection_in_itself() -> None:
+    guard = TrendGuard()
+    assert judged(guard, [0.1, 0.2, 0.3, 0.4, math.nan]) == [STABLE, STABLE, STABLE, SUPPRESS, STABLE]
 
 
 def test_recalled_history_is_as_short_and_finite_as_an_own_one() -> None:
