@@ -5,7 +5,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flodl.core.tail import allocate, equal_shares
+from flodl.core.tail import allocate, equal_shares, ratio_shares
 
 COUNTS = st.dictionaries(st.integers(0, 20), st.integers(1, 30), min_size=1, max_size=6)
 
@@ -82,3 +82,17 @@ def test_equal_shares_are_equal(total: int, ranks: list[int]) -> None:
     assert list(shares) == ranks
     assert sum(shares.values()) == total
     assert max(shares.values()) - min(shares.values()) <= 1
+
+
+@given(COUNTS, st.integers(0, 1000), st.data())
+def test_ratio_shares_are_in_proportion_and_conserve_the_total(
+    weights: dict[int, int], free: int, data: st.DataObject
+) -> None:
+    held = {rank: data.draw(st.integers(0, 20)) for rank in weights}
+    shares = ratio_shares(free + sum(held.values()), weights, held)
+    assert list(shares) == list(weights)
+    assert sum(shares.values()) == free + sum(held.values())
+    assert all(shares[rank] >= held[rank] for rank in weights)
+    beyond = {rank: shares[rank] / weights[rank] for rank in weights if shares[rank] > held[rank]}
+    for rank, share in beyond.items():
+        assert all(share <= (shares[peer] + 1) / weights[peer] + 1 / weights[rank] for peer in weights)
