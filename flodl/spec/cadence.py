@@ -94,7 +94,7 @@ class CadenceKnobs(KnobTable):
     """Judges each round's proposal: ``NoGuard``, ``TrendGuard``, ``MsfGuard``, or an object with ``judge``; None takes
     ``TrendGuard``."""
     divergence_threshold: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
-    """The threshold of the default ``TrendGuard``; None takes 0.05, in cpu_async 0.3. Refused together with ``guard``."""
+    """The default ``TrendGuard``'s threshold; None takes 0.05, in cpu_async 0.3. Refused together with ``guard``."""
     no_divergence_guard: Knob[bool] = knob(default=False, check=yes_or_no)
     """True lets the overhead alone decide, as ``guard(NoGuard())`` does."""
     meta_controller: Knob[bool] = knob(default=CadenceSettings().meta_controller, check=yes_or_no)

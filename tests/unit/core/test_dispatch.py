@@ -164,7 +164,7 @@ def test_sync_deals_by_the_ratios_of_the_settings() -> None:
     settings = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=99, partition_ratios=(0.6, 0.3, 0.1))
     epoch = Epoch(settings, 20, (0, 1, 2))
     assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, 12), (1, 6), (1, 2)]
-    epoch.pool.reclaim(0)
+    epoch.supply.reclaim(0)
     epoch.elche.remove_rank(0)
     epoch.live = (1, 2)
     assert [plan.max_steps for plan in epoch.plan().values()] == [15, 5]
