@@ -31,6 +31,7 @@ from flodl.messages import Layout
 
 RANK = os.environ.get("RANK", "solo")
 GRANDCHILD_S = 600
+GUARD_SLEEPS_S = 1.5
 
 
 class Numbers:
@@ -156,6 +157,18 @@ OUTER: dict[str, flodl.OuterOptimizer] = {
 }
 
 
+class Guard:
+    """A convergence guard of the user's: cuts at version 1, fails at version 2, falls asleep at version 4."""
+
+    def judge(self, figures: flodl.RoundFigures) -> flodl.ConvergenceAction:
+        print(f"rank {RANK} judges version {figures.version}", flush=True)
+        if figures.version == 2:
+            raise ValueError("planted in the guard")
+        if figures.version == 4:
+            time.sleep(GUARD_SLEEPS_S)
+        return flodl.ConvergenceAction.nudge_down(0.5) if figures.version == 1 else flodl.ConvergenceAction.STABLE
+
+
 def leave_grandchild(mark: str) -> None:
     """A process in a session of its own, with an empty environment, whose parent is gone; ``mark`` is in its argv."""
     sleeper = [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_S})", mark]
@@ -207,6 +220,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--log", type=Path, default=None)
     parser.add_argument("--note-steps", action="store_true")
     parser.add_argument("--outer", choices=OUTER, default="OuterAvg")
+    parser.add_argument("--guard", action="store_true", help="judge the rounds with a guard of our own")
     parser.add_argument("--fault", choices=FAULTS, default=None)
     parser.add_argument("--fault-rank", default="1")
     parser.add_argument("--fault-step", type=int, default=3)
@@ -238,6 +252,8 @@ def main() -> None:
     cadence = flodl.ElCheConfig(
         mode=args.mode, anchor=args.anchor, min_anchor=args.min_anchor, max_anchor=args.max_anchor
     )
+    if args.guard:
+        cadence.guard(Guard())
     note = args.log / f"steps-{RANK}.log" if args.note_steps and RANK.isdigit() else None
     step = Step(step_ms / 1e3, fault, args.fault_step, note)
     handle = (
