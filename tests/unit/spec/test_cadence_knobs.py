@@ -21,6 +21,8 @@ class Own:
     ("config", "guard"),
     [
         (ElCheConfig(), GuardSettings(GuardKind.TREND, threshold=0.05)),
+        (ElCheConfig.cpu_async(), GuardSettings(GuardKind.TREND, threshold=0.3)),
+        (ElCheConfig.cpu_async().divergence_threshold(0.1), GuardSettings(GuardKind.TREND, threshold=0.1)),
         (ElCheConfig().divergence_threshold(0.2), GuardSettings(GuardKind.TREND, threshold=0.2)),
         (ElCheConfig().guard(flodl.TrendGuard(0.2)), GuardSettings(GuardKind.TREND, threshold=0.2)),
         (ElCheConfig().no_divergence_guard(True), GuardSettings(GuardKind.NONE)),

@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
-from flodl.messages import CadenceSettings, Mode, Precision
+from flodl.messages import CadenceSettings, GuardSettings, Mode, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
 from flodl.trainer.config import TrainerBuilder, TrainerConfig
@@ -152,7 +152,8 @@ def test_the_default_cadence_is_nccl_cadence_and_the_messages_defaults() -> None
 
 @pytest.mark.parametrize("mode", list(ElCheMode))
 def test_every_mode_has_a_preset_of_its_name(mode: Mode) -> None:
-    assert getattr(ElCheConfig, mode.value)().settings() == CadenceSettings(mode=mode)
+    guard = GuardSettings(threshold=0.3 if mode.is_async else 0.05)
+    assert getattr(ElCheConfig, mode.value)().settings() == CadenceSettings(mode=mode, guard=guard)
     assert ElCheConfig(mode=mode.value).settings().mode is mode
 
 
