@@ -58,6 +58,11 @@ def accuracy(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 # ------------------------------------------------------------------------------------------------------------- run
+GUARDS = {  # who may object when the window between two averagings grows
+    "trend": None,  # flodl.TrendGuard, with the threshold that suits the mode
+    "msf": flodl.MsfGuard().with_nudge(n=1),
+    "none": flodl.NoGuard(),
+}
 OUTER = {  # what becomes of the ranks' average before they adopt it
     "avg": flodl.OuterAvg(),
     "slowmo": flodl.SlowMomentum(lr=1.0, mu=0.5),
@@ -71,6 +76,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--mode", default="nccl_cadence", choices=list(flodl.ElCheMode))
+    parser.add_argument("--guard", default="trend", choices=list(GUARDS))
     parser.add_argument("--outer", default="avg", choices=list(OUTER))
     args = parser.parse_args()
 
@@ -81,7 +87,7 @@ def main() -> None:
         .dataset(train)
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
-        .elche(flodl.ElCheConfig(mode=args.mode))
+        .elche(flodl.ElCheConfig(mode=args.mode, guard=GUARDS[args.guard]))
         .outer_optimizer(OUTER[args.outer])
         .eval_dataset(held_out)
         .eval_fn(accuracy)

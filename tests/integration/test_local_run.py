@@ -70,9 +70,11 @@ def test_digits_are_learned_solo(fdl: Fdl) -> None:
     assert accuracy(done.stdout) >= GOOD_ACCURACY
 
 
-@pytest.mark.parametrize("outer", ["slowmo", pytest.param("diloco", marks=pytest.mark.long)])
-def test_transformer_reads_python_over_three_local_ranks(fdl: Fdl, outer: str) -> None:
-    run = fdl.launch("--local", 3, TRANSFORMER, "--epochs", 2, "--outer", outer)
+@pytest.mark.parametrize(
+    ("guard", "outer"), [("msf", "slowmo"), pytest.param("none", "diloco", marks=pytest.mark.long)]
+)
+def test_transformer_reads_python_over_three_local_ranks(fdl: Fdl, guard: str, outer: str) -> None:
+    run = fdl.launch("--local", 3, TRANSFORMER, "--epochs", 2, "--guard", guard, "--outer", outer)
 
     assert run.wait() == 0, run.story()
     assert bits_per_character(run.stdout) <= GOOD_BITS
