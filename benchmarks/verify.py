@@ -52,6 +52,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
     return (PYTHON, "-m", "pytest", "-q", *arguments)
 
 
+ENGINE_TESTS = ("synchronous", "overlap")
 RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
 PHASE_TESTS = ("phases", "plane_agreement")
 
@@ -59,7 +60,7 @@ STAGES = (
     Stage("tests", "[1/9] 1, 8: make test passes", ("make", "--no-print-directory", "test"), limit_s=1800),
     Stage(
         "long properties",
-        "[1/9] 3, 8: invariants and exact coverage under many examples and seeds",
+        "[1/9] 3, 8; [2/9] 5: invariants, exact coverage and the cadence's promises under many examples and seeds",
         _pytest("-n", "2", "-m", "", "--timeout", "1800", "tests/property", "tests/sim"),
         limit_s=7200,
         env={"HYPOTHESIS_PROFILE": "verify", "FLODL_TEST_TIME_FACTOR": "20"},
@@ -75,6 +76,25 @@ STAGES = (
         "[2/9] 3 and the commit protocol: a peer killed, stopped or woken in every phase of a round on both planes",
         _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in PHASE_TESTS)),
         limit_s=3600,
+    ),
+    Stage(
+        "engine",
+        "[2/9] 2, 6: sync modes give DistributedDataParallel's parameters; in cpu_async no step waits for a round",
+        _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in ENGINE_TESTS)),
+        limit_s=900,
+        env={"FLODL_FIGURES": "1"},
+    ),
+    Stage(
+        "quality",
+        "[2/9] 1, 8: both examples in every mode, exact coverage, equal bits, as good as solo at equal samples",
+        (PYTHON, "benchmarks/quality.py"),
+        limit_s=3600,
+    ),
+    Stage(
+        "divergence",
+        "[2/9] 4, 7: an injected divergence: vetoes, nudges, and no mode worse off than DistributedDataParallel",
+        (PYTHON, "benchmarks/divergence.py"),
+        limit_s=1800,
     ),
     Stage(
         "two hosts",

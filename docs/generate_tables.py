@@ -11,6 +11,7 @@ import argparse
 import ast
 import copy
 import inspect
+import json
 import re
 import sys
 import tomllib
@@ -459,7 +460,24 @@ def layers() -> str:
     return "\n".join(["```", "flodl_cli | flodl_daemon", *listed, "```"])
 
 
+def quality() -> str:
+    """The figures that benchmarks/quality.py has kept."""
+    if not (DOCS / "quality.json").exists():
+        return "(not measured: `python benchmarks/quality.py --write` makes this table)"
+    kept = json.loads((DOCS / "quality.json").read_text())
+    rows = []
+    for row in kept["rows"]:
+        worse = "" if row["worse_by"] is None else f"{row['worse_by']:+.4f}"
+        error = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
+        held_out = f"{row['mean']:.4f} ± {row['deviation']:.4f}"
+        verdict = "" if row["worse_by"] is None else "yes" if row["is_good"] else "**no**"
+        rows.append((row["task"], f"`{row['mode']}`", f"{row['rounds']:.0f}", held_out, worse, error, verdict))
+    header = ("example", "mode", "rounds", "held out, mean ± deviation", "worse by", "standard error", "within two")
+    return f"{kept['seeds']} seeds; {kept['measure']}.\n\n{table(header, rows)}"
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
+    "quality": quality,
     "who-says-what": who_says_what,
     "messages": message_fields,
     "nested-types": nested_types,
