@@ -96,6 +96,7 @@ class CadenceSettings:
     meta_controller: bool = True
     relax_up: bool = False
     partition_ratios: tuple[float, ...] | None = None
+    bf16_wire: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -479,12 +480,15 @@ class SpawnRanks:
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """CPU plane: a round starts on this host with these local ranks; with ``hosts`` > 1 the sum goes upstream."""
+    """CPU plane: a round starts on this host with these local ranks; with ``hosts`` > 1 the sum goes upstream, and with
+    ``bf16`` its float32 region crosses the network as bfloat16.
+    """
 
     key: RoundKey
     ranks: tuple[RankId, ...]
     layout: Layout
     hosts: int
+    bf16: bool = False
 
 
 @dataclass(frozen=True, slots=True)

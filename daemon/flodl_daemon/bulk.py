@@ -14,7 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from flodl.averaging.regions import Bytes
 from flodl.averaging.shared import SharedPlane
+from flodl.averaging.wire_image import WireImage
 from flodl.core.events import ControllerDropped, HostEvent, SumReturned
 from flodl.errors import RemoteProtocolError
 from flodl.ids import RankId, RoundKey
@@ -45,8 +49,8 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True, eq=False)
 class _Sum:
     key: RoundKey
-    layout: Layout
-    image: memoryview | None = None
+    form: WireImage
+    image: Bytes | None = None
     received_bytes: int = 0
 
 
@@ -85,10 +89,14 @@ class BulkLink:
         for name, work in (("bulk-send", self._send_all), ("bulk-receive", self._receive_all)):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
 
-    def stream_sum(self, key: RoundKey, layout: Layout) -> None:
-        """Send the result area up and let the total replace it; takes the place of any other sum."""
+    def stream_sum(self, key: RoundKey, layout: Layout, bf16: bool = False) -> None:
+        """Send the result area up and let the total replace it; takes the place of any other sum.
+
+        ``bf16``: both cross the network in half the bytes, see ``WireImage``. A chunk is converted while the socket's
+        buffer still drains the one before.
+        """
         with self._news:
-            self._current = self._unsent = _Sum(key, layout)
+            self._current = self._unsent = _Sum(key, WireImage(layout, bf16))
             self._news.notify()
 
     def cancel(self, key: RoundKey) -> None:
@@ -147,13 +155,14 @@ class BulkLink:
 
     def _send_sum(self, job: _Sum) -> None:
         assert self._plane is not None, "the threads start with it"
-        job.image = image = self._plane.result(job.layout)
-        total = job.layout.total_bytes
+        job.image = image = np.frombuffer(self._plane.result(job.form.layout), np.uint8)
+        total, scratch = job.form.total_bytes, np.empty(CHUNK_BYTES, np.uint8)
         for offset, length in chunk_ranges(total, CHUNK_BYTES):
             if self._current is not job:
                 return
             header = ChunkHeader(ChunkKind.SUM_UP, job.key, offset, length, total)
-            self._frames.send_buffers(pack_header(header), image[offset : offset + length], timeout_s=STALL_S)
+            piece = job.form.encode(image, offset, offset + length, scratch)
+            self._frames.send_buffers(pack_header(header), piece.data, timeout_s=STALL_S)
 
     def _send_state(self, job: _State) -> None:
         # read, not mapped: a rank that shortened its outbox now would end a process that touched the mapping
@@ -183,8 +192,8 @@ class BulkLink:
             job = self._current
             if job is None or job.image is None or header.key != job.key:
                 return False
-            if header.total_bytes != job.layout.total_bytes or header.offset_bytes != job.received_bytes:
+            if header.total_bytes != job.form.total_bytes or header.offset_bytes != job.received_bytes:
                 raise RemoteProtocolError(f"bulk: {header} does not follow on byte {job.received_bytes} of the total")
-            job.image[header.offset_bytes : header.offset_bytes + len(data)] = data
+            job.form.decode(np.frombuffer(data, np.uint8), header.offset_bytes, job.image)
             job.received_bytes += len(data)
             return job.received_bytes == header.total_bytes

@@ -220,8 +220,8 @@ class Daemon:
                 self._ranks[rank].terminate()
             case act.KillRankTree(rank):
                 self._ranks[rank].kill()
-            case act.StreamSum(key, layout):
-                self._bulk.stream_sum(key, layout)
+            case act.StreamSum(key, layout, bf16):
+                self._bulk.stream_sum(key, layout, bf16)
             case act.CancelStream(key):
                 self._bulk.cancel(key)
             case act.StreamState(rank, size_bytes):

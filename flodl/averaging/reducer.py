@@ -1,6 +1,6 @@
 """The controller's part of the CPU plane: the sum of the hosts' sums, chunk by chunk as they arrive.
 
-Byte counts, not models: NumPy and a ``messages.Layout``, no torch. Readers receive straight into a host's buffer, a
+Byte counts, not models: NumPy and a ``WireImage``, no torch. Readers receive straight into a host's buffer, a
 range is summed as soon as every host has delivered it, in the fixed order of the hosts, and can be sent back while
 the rest still arrives. One instance serves one round key; buffers go back to a pool, but never while a reader or
 sender still holds a view of them: those are left to the garbage collector instead of being used again.
@@ -12,7 +12,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from flodl.averaging.regions import ALIGNMENT, Bytes, sum_range
+from flodl.averaging.regions import ALIGNMENT, Bytes
+from flodl.averaging.wire_image import WireImage
 from flodl.errors import RemoteProtocolError
 from flodl.ids import HostName, RoundKey
 from flodl.messages import Layout
@@ -44,17 +45,19 @@ class BufferPool:
 class HostSums:
     """Sums the images of several hosts for one round key; thread-safe."""
 
-    def __init__(self, key: RoundKey, layout: Layout, hosts: Sequence[HostName], pool: BufferPool) -> None:
-        """``hosts``: at least one, in the order of addition. Memory: ``len(hosts) + 1`` images."""
+    def __init__(
+        self, key: RoundKey, layout: Layout, hosts: Sequence[HostName], pool: BufferPool, bf16: bool = False
+    ) -> None:
+        """``hosts``: at least one, in the order of addition. Memory: ``len(hosts) + 1`` images, in the wire's form."""
         if not hosts or len(set(hosts)) != len(hosts):
             raise ValueError(f"hosts must be distinct and at least one, got {tuple(hosts)}")
         self.key = key
-        self._layout = layout
+        self._form = form = WireImage(layout, bf16)
         self._pool = pool
         self._lock = threading.Lock()
-        self._received = {host: pool.take(layout.total_bytes) for host in hosts}
+        self._received = {host: pool.take(form.total_bytes) for host in hosts}
         self._arrived = dict.fromkeys(hosts, 0)
-        self._result = pool.take(layout.total_bytes)
+        self._result = pool.take(form.total_bytes)
         self._claimed = 0
         self._summed_bytes = 0
         self._holds = 0
@@ -67,14 +70,14 @@ class HostSums:
 
     @property
     def total_bytes(self) -> int:
-        """Size of one image."""
-        return self._layout.total_bytes
+        """Size of one image on the wire."""
+        return self._form.total_bytes
 
     @property
     def is_complete(self) -> bool:
         """Whether the whole result has been summed."""
         with self._lock:
-            return self._summed_bytes == self._layout.total_bytes
+            return self._summed_bytes == self.total_bytes
 
     @contextmanager
     def receiving(self, host: HostName, offset: int, length: int) -> Iterator[memoryview]:
@@ -101,12 +104,12 @@ class HostSums:
                 self._check_range(host, offset, length)
                 self._arrived[host] = max(self._arrived[host], offset + length)
                 start, stop = self._claimed, min(self._arrived.values())
-                if stop < self._layout.total_bytes:
+                if stop < self.total_bytes:
                     stop -= stop % ALIGNMENT
                 self._claimed = max(start, stop)
             if stop <= start:
                 return []
-            sum_range(self._layout, self._result, list(self._received.values()), start, stop)
+            self._form.sum_range(self._result, list(self._received.values()), start, stop)
             with self._lock:
                 self._summed_bytes += stop - start
             return [(start, stop - start)]
@@ -156,7 +159,7 @@ class HostSums:
     def _check_range(self, host: HostName, offset: int, length: int) -> None:
         if host not in self._arrived:
             raise RemoteProtocolError(f"round {self.key}: host {host} takes no part, expected {sorted(self._arrived)}")
-        arrived, total = self._arrived[host], self._layout.total_bytes
+        arrived, total = self._arrived[host], self.total_bytes
         if length <= 0 or not 0 <= offset <= arrived or offset + length > total:
             raise RemoteProtocolError(
                 f"round {self.key}: host {host} sent bytes [{offset}, {offset + length}), expected to go on "

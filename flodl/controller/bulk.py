@@ -124,9 +124,9 @@ class BulkHub:
         if link is not None:
             link.close()
 
-    def open_sum(self, key: RoundKey, hosts: Sequence[HostName], layout: Layout) -> None:
-        """Sum the images of ``hosts`` for ``key``; any other sum is closed."""
-        sums = HostSums(key, layout, hosts, self._pool)
+    def open_sum(self, key: RoundKey, hosts: Sequence[HostName], layout: Layout, bf16: bool = False) -> None:
+        """Sum the images of ``hosts`` for ``key``; any other sum is closed. ``bf16``: see ``WireImage``."""
+        sums = HostSums(key, layout, hosts, self._pool, bf16)
         with self._lock:
             stale, self._sums = list(self._sums.values()), {key: sums}
         for old in stale:

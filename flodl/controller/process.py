@@ -307,8 +307,8 @@ class Controller:
                 self._send_head(message)
             case act.DropHost(host):
                 self._drop_host(host)
-            case act.OpenReduction(key, hosts, layout):
-                self._bulk.open_sum(key, hosts, layout)
+            case act.OpenReduction(key, hosts, layout, bf16):
+                self._bulk.open_sum(key, hosts, layout, bf16)
             case act.CloseReduction(key):
                 self._bulk.close_sum(key)
             case act.ResetStore():

@@ -56,11 +56,15 @@ class DropHost:
 
 @dataclass(frozen=True, slots=True)
 class OpenReduction:
-    """CPU plane over several hosts: sum the hosts' streams for ``key`` in this order of hosts."""
+    """CPU plane over several hosts: sum the hosts' streams for ``key`` in this order of hosts.
+
+    ``bf16``: the float32 region comes and goes as bfloat16.
+    """
 
     key: RoundKey
     hosts: tuple[HostName, ...]
     layout: Layout
+    bf16: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,10 +186,14 @@ class KillRankTree:
 
 @dataclass(frozen=True, slots=True)
 class StreamSum:
-    """Send the host's sum (the result area) upstream and put the total in its place; SumReturned follows."""
+    """Send the host's sum (the result area) upstream and put the total in its place; SumReturned follows.
+
+    ``bf16``: as in ``OpenReduction``.
+    """
 
     key: RoundKey
     layout: Layout
+    bf16: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,7 +301,8 @@ class HostCore:
         current.reduced[rank] = None
         if len(current.reduced) < len(current.order.ranks):
             return []
-        return [StreamSum(key, current.order.layout)] if current.order.hosts > 1 else self._announce(key)
+        order = current.order
+        return [StreamSum(key, order.layout, order.bf16)] if order.hosts > 1 else self._announce(key)
 
     def _announce(self, key: RoundKey) -> list[HostAction]:
         if self._round is None or self._round.order.key != key:

@@ -309,10 +309,12 @@ class Training:
             return []
         live = self._membership.live
         hosts = self._membership.hosts_of(live)
-        actions: list[JobAction] = [OpenReduction(key, hosts, self._layout)] if len(hosts) > 1 else []
+        # The start is rank 0's to the bit, and what is returned at the end is not rounded.
+        bf16 = self._settings.cadence.bf16_wire and not self._is_seed and not self._is_last_round()
+        actions: list[JobAction] = [OpenReduction(key, hosts, self._layout, bf16)] if len(hosts) > 1 else []
         for host in hosts:
             ranks = self._membership.on_host(host, live)
-            actions.append(SendHost(host, OpenRound(key, ranks, self._layout, len(hosts))))
+            actions.append(SendHost(host, OpenRound(key, ranks, self._layout, len(hosts), bf16)))
         return actions
 
     def _judge(self, now_s: float) -> list[JobAction]:

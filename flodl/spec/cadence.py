@@ -103,6 +103,8 @@ class CadenceKnobs(KnobTable):
     """Whether every five Stable verdicts in a row propose one batch more, where the overhead asks for nothing."""
     partition_ratios: Knob[Sequence[float] | None] = knob(default=None, check=_ratios)
     """Sync modes: each rank's fixed share of an epoch, in rank order, adding up to 1; None deals equally."""
+    bf16_wire: Knob[bool] = knob(default=CadenceSettings().bf16_wire, check=yes_or_no)
+    """CPU modes over several hosts: parameters cross the network as bfloat16, in half the bytes."""
 
 
 class ElCheConfig(CadenceKnobs, Chained):
@@ -202,4 +204,9 @@ def _check_mode(settings: CadenceSettings) -> None:
         raise ConfigError(
             f"partition_ratios are for the sync modes, and the mode is {mode}, which deals by measured speed; "
             "drop them or take nccl_sync or cpu_sync"
+        )
+    if mode.is_collective and settings.bf16_wire:
+        raise ConfigError(
+            f"bf16_wire halves what hosts send to the controller, and {mode} sends from rank to rank; "
+            "drop bf16_wire, or use ElCheConfig.cpu_cadence() or another cpu mode"
         )

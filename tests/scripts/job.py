@@ -219,6 +219,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--step-ms", default="0", help="one value, or one for each rank")
     parser.add_argument("--log", type=Path, default=None)
     parser.add_argument("--note-steps", action="store_true")
+    parser.add_argument("--bf16-wire", action="store_true")
     parser.add_argument("--outer", choices=OUTER, default="OuterAvg")
     parser.add_argument("--guard", action="store_true", help="judge the rounds with a guard of our own")
     parser.add_argument("--fault", choices=FAULTS, default=None)
@@ -250,7 +251,11 @@ def main() -> None:
     step_ms = steps_ms[int(RANK) % len(steps_ms)] if RANK.isdigit() else steps_ms[0]
     fault = FAULTS[args.fault] if args.fault and args.fault_rank == RANK else None
     cadence = flodl.ElCheConfig(
-        mode=args.mode, anchor=args.anchor, min_anchor=args.min_anchor, max_anchor=args.max_anchor
+        mode=args.mode,
+        anchor=args.anchor,
+        min_anchor=args.min_anchor,
+        max_anchor=args.max_anchor,
+        bf16_wire=args.bf16_wire,
     )
     if args.guard:
         cadence.guard(Guard())

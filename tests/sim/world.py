@@ -283,7 +283,7 @@ class Controller(Actor):
                 daemon = world.daemons[host]
                 daemon.is_dropped = True
                 world.send(self.name, host, daemon.cut)
-            case act.OpenReduction(key, hosts, _):
+            case act.OpenReduction(key, hosts):
                 world.reductions[key] = dict.fromkeys(hosts)
             case act.CloseReduction(key):
                 world.reductions.pop(key, None)
@@ -370,7 +370,7 @@ class Daemon(Actor):
             case act.KillRankTree(rank):
                 target = self.ranks[rank]
                 world.after(0.001, target.kill)
-            case act.StreamSum(key, _):
+            case act.StreamSum(key):
                 total = self.result
                 world.send(self.name, "bulk", lambda: self._upload(key, total))
             case act.CancelStream() | act.StreamState():

@@ -54,6 +54,16 @@ def test_every_sample_is_merged_once_and_all_ranks_end_alike(fdl: Fdl, cluster: 
     run.wait_until_clean()
 
 
+def test_hosts_that_exchange_bfloat16_end_alike_too(fdl: Fdl, cluster: Path, log: Path) -> None:
+    run = fdl.job(
+        options=("-c", cluster), mode="cpu_cadence", bf16_wire=True, outer="SlowMomentum", size=101, epochs=2, log=log
+    )
+
+    assert run.wait() == 0, run.story()
+    assert witness_run(run.folder, log, size=101, epochs=2).faults == []
+    run.wait_until_clean()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("mode", MODES)
 def test_digits_are_learned_on_two_hosts(fdl: Fdl, cluster: Path, mode: str) -> None:

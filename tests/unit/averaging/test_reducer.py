@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flodl.averaging.reducer import BufferPool, HostSums
 from flodl.averaging.regions import sum_range
+from flodl.averaging.wire_image import WireImage
 from flodl.errors import RemoteProtocolError
 from flodl.ids import RoundKey
 from flodl.messages import Layout
@@ -64,6 +65,26 @@ def test_any_interleaving_of_chunks_gives_the_bits_of_the_ordered_sum(seed: int,
     ends = [0, *(offset + length for offset, length in completed)]
     assert [offset for offset, _ in completed] == ends[:-1]
     assert ends[-1] == TOTAL
+
+
+def test_narrow_images_arrive_in_any_pieces_and_every_host_gets_the_same_bytes() -> None:
+    names = ["a", "b", "c"]
+    form = WireImage(LAYOUT, is_bf16=True)
+    scratch = np.empty(form.total_bytes, np.uint8)
+    sent = [form.encode(image(index, raw=index == 0), 0, form.total_bytes, scratch).copy() for index in range(3)]
+    sums = HostSums(KEY, LAYOUT, names, BufferPool(0), bf16=True)
+    completed: list[tuple[int, int]] = []
+
+    for start in range(0, form.total_bytes, 100):
+        for index, name in enumerate(names):
+            completed += sums.add_chunk(name, start, sent[index][start : start + 100].tobytes())
+
+    total = np.empty(form.total_bytes, np.uint8)
+    form.sum_range(total, sent, 0, form.total_bytes)
+    assert sums.is_complete
+    assert sum(length for _, length in completed) == sums.total_bytes == form.total_bytes < TOTAL
+    with sums.sending(0, sums.total_bytes) as view:
+        assert bytes(view) == total.tobytes()
 
 
 def test_hosts_that_deliver_at_once_from_threads_are_summed_completely() -> None:

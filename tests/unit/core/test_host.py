@@ -187,6 +187,15 @@ def test_sum_of_several_hosts_is_streamed_and_announced_when_it_returns() -> Non
     assert host.post(SumReturned(KEY)) == READY
 
 
+def test_sum_is_streamed_in_the_form_that_the_round_asks_for() -> None:
+    host = Host()
+    host.hear(OpenRound(KEY, (4, 5), LAYOUT, 2, bf16=True))
+    host.write(4)
+    host.write(5)
+    host.reduce(4)
+    assert host.reduce(5) == [StreamSum(KEY, LAYOUT, bf16=True)]
+
+
 def test_words_of_another_round_or_of_nobody_in_it_change_nothing() -> None:
     host = Host()
     assert host.write(4) == []

@@ -85,6 +85,15 @@ def test_cpu_plane_is_opened_on_every_host_and_summed_over_several() -> None:
     assert CloseReduction(cohort.key) in cohort.release(Reduced)
 
 
+@pytest.mark.parametrize("bf16_wire", [False, True])
+def test_first_and_last_version_cross_the_network_whole(bf16_wire: bool) -> None:
+    cohort = Cohort(cadence=CadenceSettings(Mode.CPU_SYNC, bf16_wire=bf16_wire)).get_ready()
+    forms = [action.bf16 for action in cohort.actions if isinstance(action, OpenReduction)]
+    assert forms == [False, *([bf16_wire] * (len(forms) - 2)), False]
+    assert len(forms) > 2
+    assert [order.bf16 for order in cohort.sent(OpenRound)] == [form for form in forms for _ in ("a", "b")]
+
+
 def test_cpu_plane_of_one_host_needs_no_reduction() -> None:
     cohort = Cohort(hosts={"a": 2}).train_until(Reduced)
     assert not any(isinstance(action, OpenReduction) for action in cohort.actions)

@@ -99,6 +99,18 @@ def test_the_total_of_all_hosts_comes_back_to_each(yard: Yard) -> None:
         assert host.values == {3.5}
 
 
+def test_the_total_crosses_in_half_the_bytes_and_is_the_same_everywhere(yard: Yard) -> None:
+    a, b = yard.host("a", 1.0 + 2**-9), yard.host("b", 2.5)  # 1.001953125 is no bfloat16
+    yard.hub.open_sum(KEY, ("a", "b"), LAYOUT, bf16=True)
+    for host in (a, b):
+        host.link.stream_sum(KEY, LAYOUT, bf16=True)
+    for host in (a, b):
+        assert host.events.get(timeout=LIMIT_S) == SumReturned(KEY)
+        assert host.values == {3.5}
+    images = [bytes(host.plane.result(LAYOUT)) for host in (a, b)]
+    assert images[0] == images[1]
+
+
 def test_a_cancelled_round_writes_nothing_into_the_next(yard: Yard) -> None:
     """The old total is under way when the round is cancelled: it must not land in the memory of the new one."""
     ours, theirs = socket.socketpair()

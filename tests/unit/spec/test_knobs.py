@@ -177,6 +177,19 @@ def test_an_unknown_mode_lists_the_modes() -> None:
         ElCheConfig(mode="gossip")
 
 
+@pytest.mark.parametrize("preset", [ElCheConfig.nccl_cadence, ElCheConfig.nccl_sync])
+def test_bf16_wire_is_refused_where_no_daemon_sends(preset: Callable[[], ElCheConfig]) -> None:
+    with pytest.raises(ConfigError, match=r"drop bf16_wire, or use ElCheConfig\.cpu_cadence\(\)"):
+        preset().bf16_wire(True).settings()
+    assert not preset().bf16_wire(False).settings().bf16_wire
+
+
+def test_bf16_wire_is_a_switch_of_the_cpu_modes() -> None:
+    assert ElCheConfig.cpu_sync().bf16_wire(True).settings() == CadenceSettings(Mode.CPU_SYNC, bf16_wire=True)
+    with pytest.raises(ConfigError, match="bf16_wire is 1; it must be True or False"):
+        ElCheConfig.cpu_sync().bf16_wire(1)  # type: ignore[arg-type]
+
+
 def test_an_anchor_outside_its_bounds_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"anchor 30 is outside \[min_anchor, max_anchor\] = \[1, 20\]"):
         ElCheConfig.nccl_cadence().anchor(30).max_anchor(20).settings()
