@@ -295,8 +295,8 @@ def _pack(flat: FlatModel, out: torch.Tensor, order: Pack) -> Packed:
 
 
 def _sum_ready(flat: FlatModel, outer: OuterStep | None, side: torch.Tensor, key: RoundKey) -> SumReady:
-    digest = flat.digest(side)
-    return SumReady(key, digest if outer is None else outer.digest(digest), flat.divergence(side), "")
+    digest, divergence = flat.examine(side)
+    return SumReady(key, digest if outer is None else outer.digest(digest), divergence, "")
 
 
 def _describe(

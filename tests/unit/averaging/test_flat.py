@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from flodl.averaging.digest import image_digest
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.regions import sum_range
 from flodl.errors import ConfigError
@@ -274,15 +275,56 @@ def test_divergence_is_the_relative_distance_of_the_parameters() -> None:
     post = torch.cat([p.detach().double().reshape(-1) for p in other.parameters()])
     expected = float((pre - post).norm() / post.norm())
 
-    assert flat.divergence(consensus) == pytest.approx(expected, rel=1e-5)
+    assert flat.examine(consensus)[1] == pytest.approx(expected, rel=1e-5)
     flat.adopt(consensus, take_raw=True)
-    assert flat.divergence(consensus) == 0.0
+    assert flat.examine(consensus)[1] == 0.0
+
+
+class ManyBlocks(nn.Module):
+    """Tensors that begin and end inside blocks of the digest, over several of them, in every layout and dtype."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(seed)
+        for name, size in (("small", 5), ("wide", 700_001), ("next", 300_000), ("last", 7)):
+            self.register_parameter(name, nn.Parameter(torch.randn(size, generator=generator)))
+        self.turned = nn.Parameter(torch.randn(300, 1001, generator=generator).t())
+        self.brain = nn.Parameter(torch.randn(400_003, generator=generator).bfloat16())
+        self.binary64 = nn.Parameter(torch.randn(200_003, generator=generator, dtype=torch.float64))
+        self.register_buffer("mean", torch.randn(300_001, generator=generator))
+
+
+@pytest.mark.parametrize("build", [EveryKind, ManyBlocks])
+def test_one_pass_gives_the_digest_of_the_bytes_and_the_distance_of_the_values(
+    build: Callable[[int], nn.Module],
+) -> None:
+    model, other = build(1), build(2)
+    flat, consensus = FlatModel(model), FlatModel(other).allocate()
+    assert FlatModel(other).pack(consensus, 1.0, 1.0, include_raw=True)
+
+    digest, divergence = flat.examine(consensus)
+
+    pre = torch.cat([p.detach().double().reshape(-1) for p in model.parameters()])
+    post = torch.cat([p.detach().double().reshape(-1) for p in other.parameters()])
+    assert digest == image_digest(consensus)
+    assert divergence == pytest.approx(float((pre - post).norm() / post.norm()), rel=1e-6)
+
+
+@pytest.mark.parametrize("place", [0, 699_999, 700_000])
+def test_a_value_that_is_not_finite_is_found_in_any_block(place: int) -> None:
+    model = ManyBlocks(0)
+    with torch.no_grad():
+        model.wide[place] = math.nan
+    flat = FlatModel(model)
+
+    assert not flat.pack(flat.allocate(), 0.5, 0.5, include_raw=False)
+    assert math.isnan(flat.examine(flat.allocate())[1])
 
 
 def test_divergence_from_a_consensus_of_zeros_is_finite() -> None:
     flat = FlatModel(nn.Linear(2, 2))
 
-    assert math.isfinite(flat.divergence(flat.allocate()))
+    assert math.isfinite(flat.examine(flat.allocate())[1])
 
 
 def test_packing_again_uses_no_new_image_memory() -> None:
@@ -319,4 +361,4 @@ def test_a_model_without_tensors_has_an_empty_image() -> None:
 
     assert flat.layout == Layout(0, 0, 0)
     assert flat.pack(flat.allocate(), 1.0, 1.0, include_raw=True)
-    assert flat.digest(flat.allocate())
+    assert flat.examine(flat.allocate())[0]
