@@ -41,6 +41,11 @@ class Target:
 
 TARGETS = (
     Target("elche", ("flodl/core/elche.py",), ("tests/unit/core/test_elche*.py", "tests/property/test_elche*.py")),
+    Target(
+        "guards",
+        ("flodl/core/guards.py", "flodl/core/meta.py", "flodl/core/cadence.py"),
+        ("tests/unit/core/test_guards.py", "tests/unit/core/test_meta.py", "tests/unit/core/test_cadence.py"),
+    ),
     Target("pool", ("flodl/core/pool.py",), ("tests/unit/core/test_pool*.py", "tests/property/test_pool*.py")),
     Target("rounds", ("flodl/core/rounds.py",), ("tests/unit/core/test_rounds*.py", "tests/property/test_rounds*.py")),
     Target("wire", ("flodl/wire/*.py",), ("tests/unit/wire/test_*.py", "tests/property/test_wire*.py")),
