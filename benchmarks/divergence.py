@@ -24,9 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flodl.core.meta import RULES
-
 from flodl.core.elche import Phase
+from flodl.core.meta import RULES
 from flodl.messages import Mode
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -219,12 +219,13 @@ class Rank(Actor):
 
     def _pack(self, key: RoundKey, weight: float) -> None:
         """A snapshot of the contribution; zeros where the weight is 0 or the parameters are not finite."""
-        is_finite = self._bad_packs == 0 or weight == 0
+        is_async = self.settings.cadence.mode.is_async  # then it has looked when it took the snapshot, and not since
+        is_finite = self._bad_packs == 0 or weight == 0 or is_async
         self._bad_packs -= not is_finite
         self.is_sick |= not is_finite
         weight = weight if is_finite else 0.0
         self.side = None
-        given = self.kept if self.settings.cadence.mode.is_async else self.delta
+        given = self.kept if is_async else self.delta
         self.part = Contribution(weight, self.model, Counter(given) if weight else Counter())
         if not self.settings.cadence.mode.is_collective:
             self.daemon.slots[self.slot] = self.part
