@@ -54,8 +54,10 @@ class Numbers:
 class Step:
     """One training step: counts, sleeps as a slower device would, and goes wrong when its time has come."""
 
-    def __init__(self, step_s: float, fault: Callable[[], None] | None, at_step: int, note: Path | None) -> None:
-        self._step_s, self._fault, self._at_step = step_s, fault, at_step
+    def __init__(
+        self, step_s: float, fault: Callable[[], None] | None, at_step: int, note: Path | None, poisoned: int = 0
+    ) -> None:
+        self._step_s, self._fault, self._at_step, self._poisoned = step_s, fault, at_step, poisoned
         self._note = None if note is None else note.open("a", buffering=1)
         self._steps, self._first_s, self._last_s = 0, 0.0, 0.0
 
@@ -75,6 +77,8 @@ class Step:
         time.sleep(self._step_s)
         x, target = batch
         loss = nn.functional.mse_loss(model(x), target)
+        if self._at_step <= self._steps < self._at_step + self._poisoned:
+            loss = loss * float("nan")
         if self._note is not None:
             self._note.write(f"{self._last_s} {time.monotonic()}\n")
         return loss
@@ -225,6 +229,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fault", choices=FAULTS, default=None)
     parser.add_argument("--fault-rank", default="1")
     parser.add_argument("--fault-step", type=int, default=3)
+    parser.add_argument(
+        "--poisoned", type=int, default=0, help="steps of --fault-rank from --fault-step on with NaN loss"
+    )
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--decay", action="store_true", help="the learning rate of global batch n is 0.01 / (1 + n)")
     parser.add_argument("--broken-model", action="store_true")
     parser.add_argument("--exit-after-join", type=int, default=0)
     parser.add_argument("--grandchild", action="store_true")
@@ -260,7 +270,8 @@ def main() -> None:
     if args.guard:
         cadence.guard(Guard())
     note = args.log / f"steps-{RANK}.log" if args.note_steps and RANK.isdigit() else None
-    step = Step(step_ms / 1e3, fault, args.fault_step, note)
+    step = Step(step_ms / 1e3, fault, args.fault_step, note, args.poisoned if args.fault_rank == RANK else 0)
+    decay = torch.optim.lr_scheduler.LambdaLR
     handle = (
         flodl.Trainer.builder(build_model, lambda p: torch.optim.Adam(p, 1e-2), step)
         .dataset(Numbers(args.size, args.log))
@@ -268,6 +279,9 @@ def main() -> None:
         .num_epochs(args.epochs)
         .elche(cadence)
         .outer_optimizer(OUTER[args.outer])
+        .precision(args.precision)
+        .accumulate(args.accumulate)
+        .scheduler_fn((lambda optimizer, total: decay(optimizer, lambda n: 1 / (1 + n))) if args.decay else None)
         .run()
     )
     state = handle.join()

@@ -2,14 +2,18 @@
 
 import math
 import warnings
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LambdaLR, OneCycleLR, ReduceLROnPlateau
 
+from flodl.core.dispatch import Dispatch
+from flodl.core.elche import ElChe, WindowTiming
+from flodl.core.supply import Supply
 from flodl.errors import UsageError
-from flodl.messages import CadenceSettings, Settings
+from flodl.messages import CadenceSettings, Mode, Settings
 from flodl.rank.schedule import Schedule, build_scheduler, scale_learning_rates, total_steps
 
 SETTINGS = Settings(dataset_size=22, batch_size=4, num_epochs=2, seed=0, cadence=CadenceSettings())
@@ -173,3 +177,72 @@ def test_scheduler_fn_gets_the_optimizer_and_the_length_of_the_run() -> None:
 def test_what_cannot_follow_steps_is_refused(make: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         build_scheduler(make, optimizer(), 12)
+
+
+# ---------------------------------------------------------------------------------------- whatever the number of ranks
+@dataclass
+class Trace:
+    """Every step of a run: the global batches done when it began, the batch whose rate it used, its stride."""
+
+    steps: list[tuple[int, int, float]] = field(default_factory=list)
+    window_ends: list[int] = field(default_factory=list)
+
+    def lag(self) -> float:
+        """The largest distance of a step's rate from its position, in strides, after two windows."""
+        return max(abs(batch - at) / stride for at, batch, stride in self.steps if at >= self.window_ends[1])
+
+    def early_lag(self) -> int:
+        """The same before, when speeds are not measured, in global batches."""
+        return max(abs(batch - at) for at, batch, _ in self.steps if at < self.window_ends[1])
+
+
+def played(cadence: CadenceSettings, costs_ms: dict[int, float], epochs: int = 3) -> Trace:
+    """A run of 600 batches per epoch under the real plans, on a virtual clock."""
+    settings = Settings(2400, 4, epochs, 0, cadence)
+    supply, elche, dispatch = Supply(settings, False), ElChe(cadence, tuple(costs_ms)), Dispatch(cadence)
+    counters = {rank: Steps() for rank in costs_ms}
+    schedules = {rank: Schedule(counters[rank], settings, False) for rank in costs_ms}
+    trace, done = Trace(), 0
+    while not supply.is_exhausted:
+        plans = dispatch.plan(0, tuple(costs_ms), elche, supply)
+        for rank, plan in plans.items():
+            schedules[rank].open_window(supply.merged_samples, plan.stride)
+        least_s = max(plan.min_steps * costs_ms[rank] for rank, plan in plans.items())
+        steps = {
+            rank: min(plan.max_steps, max(plan.min_steps, math.ceil(least_s / costs_ms[rank] - 1e-9)))
+            for rank, plan in plans.items()
+        }
+        starts = sorted((step * costs_ms[rank], rank) for rank, count in steps.items() for step in range(count))
+        for at_ms, rank in starts:
+            ended = sum(min(count, math.floor(at_ms / costs_ms[other] + 1e-9)) for other, count in steps.items())
+            trace.steps.append((done + ended, counters[rank].count, plans[rank].stride))
+            schedules[rank].advance()
+        for rank, count in steps.items():
+            supply.train(rank, count * 4)
+            supply.merge(rank)
+        done += len(starts)
+        trace.window_ends.append(done)
+        dispatch.settle(steps)
+        elche.observe({r: WindowTiming(n, costs_ms[r], costs_ms[r], n * costs_ms[r]) for r, n in steps.items()}, 0.0)
+        supply.close_epochs()
+    assert len(trace.steps) == 600 * epochs
+    return trace
+
+
+@pytest.mark.parametrize("costs_ms", [{0: 1.0}, {0: 1.0, 1: 1.0}, {0: 1.0, 1: 3.0}, {0: 1.0, 1: 1.3, 2: 3.1}])
+@pytest.mark.parametrize(
+    "cadence",
+    [
+        CadenceSettings(Mode.CPU_CADENCE),
+        CadenceSettings(Mode.CPU_SYNC),
+        CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0),
+    ],
+)
+def test_rate_at_a_sample_position_is_within_a_stride_of_that_of_one_rank_alone(
+    cadence: CadenceSettings, costs_ms: dict[int, float]
+) -> None:
+    trace = played(cadence, costs_ms)
+    if len(costs_ms) == 1:
+        assert trace.lag() == trace.early_lag() == 0
+    assert trace.lag() < 1.0
+    assert trace.early_lag() < trace.window_ends[0]
