@@ -68,9 +68,9 @@ class Dispatch:
         """How many batches all ranks together train while a rank does one step; 1 for a rank that does none."""
         paces = {rank: float(plan.min_steps) for rank, plan in plans.items() if plan.max_steps}
         if self._settings.mode.is_sync:
-            ratios = {rank: elche.partition_ratios[rank] for rank in paces}
-            slowest = min(ratios.values())
-            paces = {rank: min(max(1.0, ratio / slowest), plans[rank].max_steps) for rank, ratio in ratios.items()}
+            ms = {rank: cost for rank, cost in elche.ms_per_batch.items() if rank in paces}
+            slow_ms = max(ms.values(), default=1.0)
+            paces = {rank: min(slow_ms / ms.get(rank, slow_ms), plans[rank].max_steps) for rank in paces}
         total = sum(paces.values())
         return {rank: total / paces[rank] if rank in paces else 1.0 for rank in plans}
 

@@ -114,6 +114,7 @@ def test_sync_asks_for_one_step_and_allows_a_share() -> None:
     [
         (CadenceSettings(Mode.CPU_CADENCE, anchor=10), [1.75, 3.5, 7.0]),
         (CadenceSettings(Mode.CPU_SYNC), [1.75, 3.5, 7.0]),
+        (CadenceSettings(Mode.CPU_SYNC, partition_ratios=(0.2, 0.3, 0.5)), [1.75, 3.5, 7.0]),
         (CadenceSettings(Mode.CPU_SYNC, max_batch_diff=1), [2.5, 2.5, 5.0]),
         (CadenceSettings(Mode.CPU_SYNC, max_batch_diff=0), [3.0, 3.0, 3.0]),
     ],
