@@ -47,6 +47,8 @@ class Rank(Actor):
         self.batches: list[Batch] = []
         self.is_stepping = False
         self.is_sick = False
+        self.is_kept_finite = True
+        self.is_broken = False
         self.inbox: list[Any] = []
         self.window_loss = 0.0
         self.group: Group | None = None
@@ -186,15 +188,13 @@ class Rank(Actor):
                 self._later(0.001, ev.TensorsDigested(key, ("samples",), digest))
             case act.AbandonReduce():
                 self.side = None
-            case act.TakeSnapshot():
-                is_finite = self._bad_packs == 0
-                self._bad_packs -= not is_finite
-                self.is_sick |= not is_finite
-                self.kept, self.delta = self.delta, Counter()
-                self._later(0.0, ev.SnapshotTaken(is_finite))
+            case act.TakeSnapshot(is_untouched):
+                self._keep(is_untouched)
+                self._later(0.0, ev.SnapshotTaken(self.is_kept_finite))
             case act.Adopt():
                 assert self.side is not None, f"rank {self.rank} adopts nothing"
                 self.model, self.delta, self.kept, self.side = self.side, Counter(), Counter(), None
+                self.is_broken = False
             case act.Blend():
                 assert self.side is not None, f"rank {self.rank} blends nothing"
                 self.model, self.kept, self.side = self.side, Counter(), None
@@ -217,11 +217,23 @@ class Rank(Actor):
         self.group = self.world.groups.setdefault(key, Group(self.world, incarnation, attempt, ranks))
         self.group.join(self)
 
+    def _keep(self, is_untouched: bool) -> None:
+        """What an asynchronous rank gives, whole or not: the round looks at nothing else. A consensus is finite."""
+        has_center = self.core.version >= 0
+        self.is_kept_finite = self._bad_packs == 0 or (is_untouched and has_center)
+        self._bad_packs -= not self.is_kept_finite
+        self.is_sick |= has_center and not self.is_kept_finite
+        self.kept, self.delta = self.delta, Counter()
+
     def _pack(self, key: RoundKey, weight: float) -> None:
-        """A snapshot of the contribution; zeros where the weight is 0 or the parameters are not finite."""
-        is_async = self.settings.cadence.mode.is_async  # then it has looked when it took the snapshot, and not since
-        is_finite = self._bad_packs == 0 or weight == 0 or is_async
-        self._bad_packs -= not is_finite
+        """A snapshot of the contribution; zeros where the weight is 0 or the parameters are not finite.
+
+        They stay so until the rank adopts others: an attempt that is repeated finds what the one before found.
+        """
+        is_async = self.settings.cadence.mode.is_async
+        if weight and self._bad_packs and not self.is_broken and not is_async:
+            self._bad_packs, self.is_broken = self._bad_packs - 1, True
+        is_finite = weight == 0 or (self.is_kept_finite if is_async else not self.is_broken)
         self.is_sick |= not is_finite
         weight = weight if is_finite else 0.0
         self.side = None
