@@ -58,6 +58,7 @@ def test_two_ranks_train_every_sample_once_and_end_with_the_same_weights(play: A
         ("cpu_sync", "SlowMomentum"),
         ("nccl_cadence", "SlowMomentum"),
         ("cpu_cadence", "SignOfMean"),
+        ("cpu_async", "NesterovMomentum"),
     ],
 )
 def test_three_ranks_with_an_outer_optimizer_end_with_the_same_bits(
