@@ -64,10 +64,15 @@ class Faulted:
         entries = [json.loads(line) for line in lines if line.endswith("\n")]
         return [entry["did"] for entry in entries if entry["did"] in ("fault", "woke")]
 
-    def is_suspect(self, rank: int = 1) -> bool:
-        """Whether the controller suspects the rank, or did."""
-        events = self.run.events("peer_suspect") if self.run.has_started else []
-        return any(event["detail"].startswith(f"rank {rank} ") for event in events)
+    def is_missed(self, rank: int = 1) -> bool:
+        """Whether the rank has stopped and the controller suspects it since; a busy machine makes suspects, too."""
+        if self.struck(rank) != ["fault"]:
+            return False
+        changes = sorted(
+            self.run.events("peer_suspect") + self.run.events("peer_alive"), key=lambda event: event["seq"]
+        )
+        mine = [event["event"] for event in changes if event["detail"].startswith(f"rank {rank} ")]
+        return mine[-1:] == ["peer_suspect"]
 
     def losses(self) -> list[tuple[int, str, int]]:
         """The tolerated losses of the outcome: rank, kind, signal."""

@@ -31,7 +31,7 @@ def test_peer_killed_in_any_phase_leaves_nothing_in_the_consensus(fdl: Fdl, mode
 @pytest.mark.parametrize(("mode", "phase"), moments(("nccl_cadence", "reducing")))
 def test_peer_that_wakes_in_time_in_any_phase_is_not_lost(fdl: Fdl, mode: str, phase: str) -> None:
     job = launch(fdl, impatient_cluster(fdl, 3, dead_s=30.0), mode, fault(phase, "stop"))
-    fdl.wait_until(job.is_suspect, START_S, job.run.story)
+    fdl.wait_until(job.is_missed, START_S, job.run.story)
 
     job.run.kill("rank1", number=signal.SIGCONT)
 
@@ -109,7 +109,7 @@ def test_peer_lost_while_the_first_group_forms_is_left_behind(fdl: Fdl, action: 
 @pytest.mark.long
 def test_peer_that_wakes_while_the_others_form_the_group_is_in_it(fdl: Fdl) -> None:
     job = launch(fdl, impatient_cluster(fdl, 3, dead_s=30.0), MODES[0], fault("forming", "stop", version=1))
-    fdl.wait_until(job.is_suspect, START_S, job.run.story)
+    fdl.wait_until(job.is_missed, START_S, job.run.story)
 
     job.run.kill("rank1", number=signal.SIGCONT)
 

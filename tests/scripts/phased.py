@@ -123,7 +123,7 @@ class Phases:
 
     def _on_step(self, step: Callable[..., Any], stepper: Stepper) -> Any:
         if self._steps == 1:
-            self._faults.strike(self._faults.are_due("window", self._version + 1))
+            self._at_window()
         done = step(stepper)
         self._steps += done is not None
         return done
@@ -217,6 +217,11 @@ class Phases:
     def _note_adopted(self, image: str, holds: str) -> None:
         self._version, self._steps = self._key.version, 0
         self._diary.write("adopted", key=_plain(self._key), holds=holds, image=image)
+
+    def _at_window(self) -> None:
+        """An asynchronous rank may take its second step of a window before it knows of it: then in the next one."""
+        for version in range(self._version + 2):
+            self._faults.strike(self._faults.are_due("window", version))
 
     def _at(self, phase: str) -> None:
         self._faults.strike(self._due(phase))
