@@ -219,15 +219,15 @@ class BatchLoader:
 
 
 def micro_batches(samples: int, batch_size: int, accumulate: int, least: int) -> tuple[int, ...]:
-    """Cut a batch of ``samples`` into near-equal parts, none larger than a full batch's: a short batch gives fewer.
+    """Cut a batch of ``samples`` into near-equal parts, about as large as a full batch's: a short batch gives fewer.
 
     Args:
-        samples: of this batch, ≥ 1.
+        samples: of this batch, ≥ 1; one more than ``batch_size`` where a lone last sample has joined it.
         batch_size: of a full batch.
         accumulate: parts of a full batch, 1 to ``batch_size``.
         least: no part is smaller, unless the batch itself is; then it stays whole.
     """
-    parts = min(-(-samples * accumulate // batch_size), max(1, samples // least))
+    parts = min(accumulate, -(-samples * accumulate // batch_size), max(1, samples // least))
     size, more = divmod(samples, parts)
     return (size + 1,) * more + (size,) * (parts - more)
 

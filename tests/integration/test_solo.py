@@ -242,3 +242,47 @@ def test_a_script_that_never_joins_is_told_so(tmp_path: Path, deadline_factor: f
 
     assert "keep the handle and call join()" in err
     assert process.returncode == 2
+
+
+@pytest.mark.parametrize("size", [41, 42])
+def test_rate_of_each_batch_is_that_of_a_plain_loop(size: int) -> None:
+    rates: list[float] = []
+    optimizers: list[torch.optim.Optimizer] = []
+    totals: list[int] = []
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        optimizers.append(make_optimizer(parameters))
+        return optimizers[-1]
+
+    def schedule(optimizer: torch.optim.Optimizer, total: int) -> Any:
+        totals.append(total)
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total)
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        rates.append(optimizers[0].param_groups[0]["lr"])
+        return train_step(model, batch)
+
+    run = flodl.Trainer.builder(build_model, make, step).dataset(Blobs(size)).batch_size(4).num_epochs(2)
+    run.epoch_splits(2).scheduler_fn(schedule).run().join(LIMIT_S)
+
+    plain = make_optimizer(build_model(torch.device("cpu")).parameters())
+    expected, scheduler = [], schedule(plain, totals[0])
+    for _ in range(totals[0]):
+        expected.append(plain.param_groups[0]["lr"])
+        plain.step()
+        scheduler.step()
+    assert rates == expected
+
+
+def test_last_sample_alone_trains_in_mixed_precision_and_micro_batches() -> None:
+    sizes: list[int] = []
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        sizes.append(len(batch[0]))
+        return train_step(model, batch)
+
+    run = builder(Blobs(5), step).batch_size(4).num_epochs(2)
+    state = run.precision("bf16").accumulate(2).max_grad_norm(1.0).run().join(LIMIT_S)
+
+    assert sizes == [3, 2] * 2
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in state.params)

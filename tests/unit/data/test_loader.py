@@ -270,7 +270,7 @@ def test_micro_batches_are_the_batch_cut_before_it_is_collated(opened: Any, num_
 @given(st.integers(1, 300), st.data())
 def test_micro_batches_lose_nothing_and_stay_within_those_of_a_full_batch(batch_size: int, data: st.DataObject) -> None:
     accumulate = data.draw(st.integers(1, batch_size))
-    samples = data.draw(st.integers(1, batch_size))
+    samples = data.draw(st.integers(1, batch_size + 1))
     least = data.draw(st.sampled_from([1, 2]))
     parts = micro_batches(samples, batch_size, accumulate, least)
     assert sum(parts) == samples
@@ -279,4 +279,9 @@ def test_micro_batches_lose_nothing_and_stay_within_those_of_a_full_batch(batch_
     assert min(parts) >= min(least, samples)
     if batch_size >= least * accumulate:
         assert len(micro_batches(batch_size, batch_size, accumulate, least)) == accumulate
-        assert max(parts) <= max(-(-batch_size // accumulate), least + 1)
+        assert max(parts) <= max(-(-batch_size // accumulate), least) + 1
+
+
+def test_batch_that_took_the_lone_last_sample_in_stays_whole_without_micro_batches() -> None:
+    assert micro_batches(5, 4, 1, 2) == (5,)
+    assert micro_batches(5, 4, 2, 2) == (3, 2)
