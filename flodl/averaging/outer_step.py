@@ -6,7 +6,7 @@ no trace. Buffers take the plain consensus.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,6 +16,7 @@ from flodl.averaging.digest import image_digest
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer import OuterOptimizer
 from flodl.core.disagreement import TENSOR_DIGEST_BYTES
+from flodl.errors import UsageError
 
 _DIGEST_BYTES: Final = 16
 
@@ -51,6 +52,9 @@ class OuterStep:
         """Make the new version of the committed ``consensus``, an image; returns the image to adopt.
 
         The first one is version 0: it is taken as it is.
+
+        Raises:
+            UsageError: the user's step returned a tensor of its own instead of changing ``prev``.
         """
         near = self._flat.near(consensus)
         if not self._has_version:
@@ -58,11 +62,20 @@ class OuterStep:
             self.image.copy_(near)
             return self.image
         for region, target in zip(self.regions, self._flat.parameters(near), strict=True):
-            self._optimizer.step(region.prev, target, region.state)
+            self._step(region, target)
         self._flat.copy_rest(self.image, near)
         if self._optimizer.resets_inner:
             self._inner.state.clear()
         return self.image
+
+    def _step(self, region: OuterRegion, consensus: torch.Tensor) -> None:
+        step: Callable[..., object] = self._optimizer.step  # the user's own may return what it likes
+        returned = step(region.prev, consensus, region.state)
+        if returned is not None and returned is not region.prev:
+            raise UsageError(
+                f"step() of {self._optimizer!r} returned a {type(returned).__name__}, which nobody reads: the new "
+                f"version is what it leaves in prev. End it with prev.copy_(…), and return nothing"
+            )
 
     def tensor_digests(self) -> dict[str, bytes]:
         """As ``FlatModel.tensor_digests``, of the last version and the optimizer's state."""

@@ -14,6 +14,7 @@ from flodl.averaging import outer as outer_module
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, OuterOptimizer, SlowMomentum
 from flodl.averaging.outer_step import OuterStep
+from flodl.errors import UsageError
 
 ROUNDS = 6
 
@@ -208,6 +209,38 @@ def test_state_has_one_tensor_per_slot_and_dtype() -> None:
     shapes = [(region.prev.dtype, region.prev.numel(), len(region.state)) for region in step.regions]
     assert shapes == [(torch.float32, 1008, 2), (torch.float64, 33, 2)]
     assert [[float(state[0]) for state in region.state] for region in step.regions] == [[3.0, 6.0]] * 2
+
+
+def test_step_that_returns_its_version_instead_of_leaving_it_in_prev_is_refused() -> None:
+    class Returns:
+        slots, resets_inner = 0, False
+
+        def step(self, prev: torch.Tensor, consensus: torch.Tensor, state: Sequence[torch.Tensor]) -> torch.Tensor:
+            return consensus.clone()
+
+        def __repr__(self) -> str:
+            return "Returns()"
+
+    model = Mixed(0)
+    wrong: Any = Returns()
+    step = OuterStep(FlatModel(model), wrong, inner(model))
+    step.publish(image_of(0))
+
+    with pytest.raises(UsageError, match=r"step\(\) of Returns\(\) returned a Tensor, .* End it with prev\.copy_"):
+        step.publish(image_of(1))
+
+
+def test_step_may_return_prev_itself() -> None:
+    class Chains(OuterAvg):
+        def step(self, prev: torch.Tensor, consensus: torch.Tensor, state: Sequence[torch.Tensor]) -> Any:
+            return prev.copy_(consensus)
+
+    model = Mixed(0)
+    flat = FlatModel(model)
+    step = OuterStep(flat, Chains(), inner(model))
+    step.publish(image_of(0))
+
+    assert torch.equal(step.publish(image_of(1)), flat.near(image_of(1)))
 
 
 def test_replicas_publish_the_same_bits() -> None:
