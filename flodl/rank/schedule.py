@@ -65,7 +65,15 @@ class Schedule:
             return
         due = min(math.floor(self._position + _ROUNDING), self._total_steps)
         while self._done < due:
-            self._step_scheduler()
+            try:
+                self._step_scheduler()
+            except Exception as error:
+                error.add_note(
+                    f"scheduler_fn's {type(self.scheduler).__name__} failed at step {self._done + 1} of "
+                    f"{self._total_steps}: flodl steps it once per batch of the whole run; build it for total_steps, "
+                    f"the second argument of scheduler_fn"
+                )
+                raise
             self._done += 1
 
     def _step_scheduler(self) -> None:

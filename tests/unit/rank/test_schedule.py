@@ -102,6 +102,13 @@ def test_schedule_is_never_stepped_beyond_its_end() -> None:
     assert schedule.scheduler.last_epoch == 12
 
 
+def test_scheduler_that_ends_before_the_run_says_for_how_many_steps_to_build_it() -> None:
+    schedule = Schedule(OneCycleLR(optimizer(), max_lr=1.0, total_steps=4), SETTINGS, False)
+    with pytest.raises(ValueError, match="Tried to step") as raised:
+        schedule.open_window(22, 1.0)
+    assert raised.value.__notes__[0].startswith("scheduler_fn's OneCycleLR failed at step 5 of 12: flodl steps it")
+
+
 def test_last_batch_that_took_a_lone_sample_in_is_one_batch() -> None:
     settings = Settings(21, 4, 2, 0, CadenceSettings())
     assert (total_steps(settings, True), total_steps(settings, False)) == (10, 12)
