@@ -60,7 +60,7 @@ class Cadence:
         self._meta = MetaController(settings.meta_controller)
         self._clean_verdicts = 0
         self._pending: _Round | None = None
-        self._due_s = 0.0
+        self._due_s: float | None = None
         self._is_guard_failing = False
 
     @property
@@ -104,7 +104,7 @@ class Cadence:
         this = self._pending
         if this is None or this.version != message.version:
             return []
-        self._pending = None
+        self._pending = self._due_s = None
         try:
             action, error = _action_of(message), message.error
         except ConfigError as refused:
@@ -116,13 +116,13 @@ class Cadence:
 
     def tick(self, now_s: float) -> list[JobAction]:
         """A verdict may be overdue."""
-        if now_s < self._due_s:
+        if self._due_s is None or now_s < self._due_s:
             return []
         return self._give_up(f"no verdict within {VERDICT_DUE_S * 1e3:g} ms")
 
     def next_deadline_s(self) -> float | None:
         """When the verdict is due, if one is."""
-        return None if self._pending is None else self._due_s
+        return self._due_s
 
     def state(self) -> CadenceState:
         """All that there is to remember."""
@@ -149,9 +149,10 @@ class Cadence:
 
     def _give_up(self, reason: str) -> list[JobAction]:
         """The pending proposal is committed without a verdict."""
-        this, self._pending = self._pending, None
+        this = self._pending
         if this is None:
             return []
+        self._pending = self._due_s = None
         return self._note(this, "guard_late", reason) + self._settle(this, ConvergenceAction.STABLE, reason)
 
     def _note(self, this: _Round, event: str, reason: str) -> list[JobAction]:
@@ -166,7 +167,7 @@ class Cadence:
         self, this: _Round, action: ConvergenceAction, note: str = "", is_heard: bool = False
     ) -> list[JobAction]:
         """Commit what the verdict leaves of the proposal. ``is_heard``: the guard has said so itself."""
-        before, proposed = self.elche.anchor, this.proposal.proposed_anchor
+        before, proposed = this.proposal.anchor, this.proposal.proposed_anchor
         self.verdict = action.verdict
         self._apply(this.proposal, action)
         if action.verdict is not GuardVerdict.STABLE:
@@ -194,7 +195,7 @@ class Cadence:
             case GuardVerdict.STABLE:
                 self.elche.commit(proposal)
             case GuardVerdict.SUPPRESS_GROWTH:
-                kept = min(proposal.proposed_anchor, self.elche.anchor)
+                kept = min(proposal.proposed_anchor, proposal.anchor)
                 self.elche.commit(replace(proposal, proposed_anchor=kept))
             case GuardVerdict.NUDGE_DOWN:
                 self.elche.nudge(action.factor)

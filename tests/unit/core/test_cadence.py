@@ -140,6 +140,25 @@ def test_round_without_a_known_divergence_is_stable_and_not_judged() -> None:
     assert (run.cadence.divergence, run.cadence.verdict) == (0.4, SUPPRESS)
 
 
+def test_new_cadence_knows_no_divergence_and_waits_for_nothing() -> None:
+    cadence = Run(windows=0).cadence
+    assert (cadence.divergence, cadence.verdict, cadence.is_settled) == (None, STABLE, False)
+    assert (cadence.tick(1e9), cadence.next_deadline_s()) == ([], None)
+
+
+def test_elche_learns_from_delivered_and_from_compute_times() -> None:
+    run = Run(windows=0)
+    reports = {
+        0: WindowDone(0, 0, 5, 5, 1.0, True, 2.0, 1.5, 7.5),
+        1: WindowDone(1, 0, 5, 5, 1.0, True, 4.0, 3.5, 17.5),
+    }
+    run.cadence.observe(1, reports, 0.0, None, 0.0)
+    assert run.cadence.elche.ms_per_batch == {0: 2.0, 1: 4.0}
+    other = Run(windows=0)
+    other.cadence.observe(1, {**reports, 1: replace(reports[1], delivered_ms=None)}, 0.0, None, 0.0)
+    assert other.cadence.elche.ms_per_batch == {0: 1.5, 1: 3.5}
+
+
 def test_round_without_a_sample_is_judged_all_the_same() -> None:
     run = Run()
     for divergence in RISING[:3]:
@@ -147,6 +166,12 @@ def test_round_without_a_sample_is_judged_all_the_same() -> None:
     run.version += 1
     run.cadence.observe(run.version, {}, 1.0, RISING[3], 0.0)
     assert (run.anchor, run.cadence.verdict) == (10, SUPPRESS)
+
+
+def test_round_without_windows_has_no_step_and_no_change() -> None:
+    assert Run(guard=USER).cadence.observe(6, {}, 1.0, 0.5, 0.0) == [
+        SendHead(JudgeRound(RoundFigures(6, 0.5, 0, 10, 10)))
+    ]
 
 
 def test_longest_window_is_the_guards_unit_of_time() -> None:
@@ -171,6 +196,12 @@ def test_objections_in_a_row_shorten_the_window() -> None:
     assert records(actions[-1], "cadence")[0].fields["nudge"] == "the guard objected 3 rounds in a row"
     assert records(actions[-1], "cadence")[0].fields["committed_anchor"] == 5
     assert run.anchor == 5
+    assert records(actions[-1], "anchor_nudged")[0] == Record(
+        "anchor_nudged",
+        Severity.INFO,
+        "version 11: the anchor is cut from 10 to 5: the guard objected 3 rounds in a row",
+        {"version": 11, "anchor": 5, "reason": "the guard objected 3 rounds in a row"},
+    )
 
 
 def test_drop_of_the_median_learning_rate_shortens_the_window() -> None:
@@ -181,6 +212,27 @@ def test_drop_of_the_median_learning_rate_shortens_the_window() -> None:
     run.round(FINE, rates=(None, float("nan")))
     run.round(FINE, rates=(0.02, 9.0))
     assert run.anchor == 5
+
+
+@pytest.mark.parametrize(
+    ("rates", "median"),
+    [
+        ((0.3,), 0.3),
+        ((0.1, 0.3), 0.1),
+        ((0.9, 0.1, 0.3), 0.3),
+        ((0.9, 0.1, 0.3, 0.2), 0.2),
+        ((0.9, 0.1, 0.3, 0.2, 0.4), 0.3),
+        ((None, float("inf"), 0.2), 0.2),
+        ((None, float("nan")), None),
+        ((), None),
+    ],
+)
+def test_learning_rate_of_a_round_is_the_median_of_those_known(
+    rates: tuple[float | None, ...], median: float | None
+) -> None:
+    reports = {rank: WindowDone(rank, 5, 1, 1, 1.0, True, None, 1.0, 1.0, {}, rate) for rank, rate in enumerate(rates)}
+    actions = Run().cadence.observe(6, reports, 0.0, None, 0.0)
+    assert records(actions, "cadence")[0].fields["learning_rate"] == median
 
 
 def test_settled_is_known_after_ten_rounds_at_one_anchor() -> None:
@@ -288,6 +340,7 @@ def test_next_round_does_not_wait_for_a_verdict() -> None:
     run = Run(guard=USER)
     run.round(HEAVY)
     actions = run.round(FINE)
+    assert records(actions, "guard_late")[0].fields == {"version": 6, "reason": "the next round came first"}
     assert [type(action) for action in actions] == [Record, Record, SendHead]
     assert events(actions) == ["guard_late", "cadence"]
     assert run.anchor == 30
@@ -316,8 +369,11 @@ def test_failing_guard_counts_as_stable_and_warns_once_in_a_row() -> None:
 def test_factor_that_no_guard_may_ask_for_is_a_failure(factor: float) -> None:
     run = Run(guard=USER)
     run.round(HEAVY)
-    assert events(run.judge(NUDGE, factor)) == ["guard_failed", "cadence"]
-    assert run.anchor == 30
+    failed, story = run.judge(NUDGE, factor)
+    assert isinstance(failed, Record)
+    assert isinstance(story, Record)
+    assert str(failed.fields["reason"]).startswith(f"factor is {factor!r}; the anchor is multiplied by it")
+    assert (failed.event, story.event, run.anchor) == ("guard_failed", "cadence", 30)
 
 
 def test_verdicts_that_nobody_asked_for_change_nothing() -> None:
@@ -326,6 +382,14 @@ def test_verdicts_that_nobody_asked_for_change_nothing() -> None:
     run.round(HEAVY)
     assert run.judge(NUDGE, 0.5, version=99) == []
     assert run.anchor == 10
+
+
+def test_clean_verdicts_from_the_head_earn_relaxing() -> None:
+    run = Run(guard=USER, relax_up=True)
+    for _ in range(1 + CLEAN_VERDICTS):
+        run.round(FINE)
+        run.judge(STABLE)
+    assert run.anchor == 11
 
 
 def test_silent_and_failing_guards_earn_no_relaxing() -> None:

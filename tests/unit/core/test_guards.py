@@ -215,6 +215,10 @@ def test_guards_of_ours_travel_as_settings(guard: Any) -> None:
     assert settings_of(rebuilt) == settings  # type: ignore[arg-type]
 
 
+def test_threshold_of_a_trend_guard_travels() -> None:
+    assert settings_of(TrendGuard(0.2)) == GuardSettings(GuardKind.TREND, threshold=0.2)
+
+
 def test_other_guards_are_the_users_own() -> None:
     class Mine(TrendGuard):
         pass
