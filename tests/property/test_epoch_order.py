@@ -49,8 +49,9 @@ def test_any_grants_deliver_every_sample_once_and_say_where_it_stood(
     order = EpochOrder(size, 3, 0)
     while loader.pending_batches:
         batch = loader.next_batch(TIMEOUT_S)
-        assert batch.data == order.indices(batch.spans).tolist()
-        assert len(batch.data) == batch.samples <= batch_size + merge
-        seen += batch.data
+        (part,) = batch.parts
+        assert part.data == order.indices(batch.spans).tolist()
+        assert len(part.data) == batch.samples <= batch_size + merge
+        seen += part.data
     loader.close()
     assert sorted(seen) == list(range(size))
