@@ -300,15 +300,17 @@ class RankCore:
         self._round, self._given = None, None
         self.version = key.version
         self.stage = Stage.NONE
-        return [Blend(key) if is_blend else Adopt(key, take_raw), *self._remember(was_finite)]
+        adoption = Blend(key) if is_blend else Adopt(key, take_raw)
+        return [*self._put_back(was_finite), adoption, *self._remember(was_finite)]
+
+    def _put_back(self, was_finite: bool) -> list[RankAction]:
+        """Before the adoption: an outer optimizer that lets the inner ones start afresh has the last word."""
+        return [RollBack()] if self._has_peers and not was_finite else []  # without peers nobody would have committed
 
     def _remember(self, was_finite: bool) -> list[RankAction]:
         """The optimizer at a commit; an asynchronous rank has kept it with what it gave to the round."""
-        if not self._has_peers:  # without it nobody would have been left to commit anything
-            return []
-        if not was_finite:
-            return [RollBack()]
-        return [BackUp()] if self.version == 0 or not self._mode.is_async else []
+        keeps = was_finite and (self.version == 0 or not self._mode.is_async)
+        return [BackUp()] if self._has_peers and keeps else []
 
     # -------------------------------------------------------------------------------------------- own progress
     def _on_step(self, step: StepDone) -> list[RankAction]:
