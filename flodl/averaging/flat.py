@@ -18,8 +18,9 @@ import torch
 from torch import nn
 
 from flodl.averaging.digest import BLOCK_BYTES, ImageDigest
-from flodl.averaging.tensors import Carriage, Entry, discover
+from flodl.averaging.tensors import Carriage, Entry, discover, parameter_names
 from flodl.core.disagreement import TENSOR_DIGEST_BYTES
+from flodl.errors import ConfigError
 from flodl.messages import Layout
 
 _WIDEST = 8
@@ -41,6 +42,7 @@ class FlatModel:
         Raises:
             ConfigError: A tensor that cannot be averaged, by name.
         """
+        self._model, self._names = model, parameter_names(model)
         self._entries = discover(model)
         self._groups = _group(self._entries)
         self._raw = _place_raw(self._entries)
@@ -73,8 +75,9 @@ class FlatModel:
             include_raw: Whether this rank is the source of integer and bool buffers; else zeros are written.
 
         Raises:
-            ConfigError: A tensor changed shape or dtype since construction.
+            ConfigError: A tensor changed shape or dtype since construction, or a parameter was added.
         """
+        self._refuse_added()
         near = out if out.device == self._device else self._staged()
         image = self._image(near)
         is_finite = True
@@ -210,6 +213,15 @@ class FlatModel:
         while start < flat_own.numel():
             yield flat_own[start:stop], flat_view[start:stop]
             start, stop = stop, stop + BLOCK_BYTES // size
+
+    def _refuse_added(self) -> None:
+        """Each rank would keep values of its own in them, unseen by every digest."""
+        added = sorted(parameter_names(self._model) - self._names)
+        if added:
+            raise ConfigError(
+                f"parameter {added[0]} was added after training had started, and only what is there before is "
+                "averaged: create every parameter in the model factory"
+            )
 
     def _staged(self) -> torch.Tensor:
         if self._staging is None:

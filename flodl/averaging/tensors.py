@@ -103,6 +103,11 @@ def discover(model: nn.Module) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
+def parameter_names(model: nn.Module) -> frozenset[str]:
+    """The names of all parameters, tied and empty ones too, as in messages."""
+    return frozenset(name for name, *_, is_parameter in _named_tensors(model) if is_parameter)
+
+
 def _named_tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.Tensor, bool]]:
     modules = [(name.replace("_orig_mod.", ""), module) for name, module in model.named_modules()]
     for prefix, module in modules:

@@ -150,6 +150,11 @@ def build_stepper(job: TrainingJob, device: torch.device, rank: RankId) -> Stepp
     model = job.build_model(device)
     if not isinstance(model, nn.Module):
         raise UsageError(f"build_model returned {describe_value(model)}; return the model, a torch.nn.Module")
+    if not any(isinstance(each, nn.UninitializedParameter) or each.numel() for each in model.parameters()):
+        raise UsageError(
+            f"build_model returned a {type(model).__name__} without parameters, so there is nothing to train; create "
+            "them in build_model, also those that depend on the first batch"
+        )
     optimizer = job.make_optimizer(model.parameters())
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UsageError(f"make_optimizer returned {describe_value(optimizer)}; return a torch.optim.Optimizer")

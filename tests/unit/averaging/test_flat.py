@@ -362,3 +362,13 @@ def test_a_model_without_tensors_has_an_empty_image() -> None:
     assert flat.layout == Layout(0, 0, 0)
     assert flat.pack(flat.allocate(), 1.0, 1.0, include_raw=True)
     assert flat.examine(flat.allocate())[0]
+
+
+def test_parameter_added_after_the_start_is_refused_by_name() -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    flat = FlatModel(model)
+    model[0].register_buffer("cache", torch.zeros(3))  # a cache that comes with the first batch is each rank's own
+    assert flat.pack(flat.allocate(), 1.0, 1.0, include_raw=True)
+    model[0].register_parameter("late", nn.Parameter(torch.zeros(2)))
+    with pytest.raises(ConfigError, match=r"parameter 0\.late was added after.*in the model factory"):
+        flat.pack(flat.allocate(), 1.0, 1.0, include_raw=True)

@@ -322,6 +322,18 @@ def test_the_first_step_that_is_not_finite_is_told(build: Build, bad_step: int) 
     assert (stepper.account().is_finite, stepper.account().nonfinite_step) == (True, 0)
 
 
+class Hollow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(0))
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), Hollow()])
+def test_model_without_parameters_is_refused(build: Build, model: nn.Module) -> None:
+    with pytest.raises(UsageError, match=rf"a {type(model).__name__} without parameters.*create them in build_model"):
+        build(build_model=lambda device: model)
+
+
 def test_rolled_back_optimizer_goes_on_from_the_commit(build: Build) -> None:
     is_sick = False
 
