@@ -36,6 +36,13 @@ class ConvergenceAction:
     verdict: GuardVerdict
     factor: float = 1.0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.verdict, GuardVerdict) or not isinstance(self.factor, int | float):
+            raise ConfigError(
+                f"ConvergenceAction({self.verdict!r}, {self.factor!r}) is no verdict; use ConvergenceAction.STABLE, "
+                "SUPPRESS_GROWTH or nudge_down(0.5)"
+            )
+
     STABLE: ClassVar["ConvergenceAction"]
     """The proposal is committed."""
     SUPPRESS_GROWTH: ClassVar["ConvergenceAction"]

@@ -54,7 +54,8 @@ class GuardDesk:
             action: object = self._guard.judge(figures)
             if not isinstance(action, ConvergenceAction):
                 raise TypeError(f"judge returned a {type(action).__name__}; return a flodl.ConvergenceAction")
+            factor = float(action.factor)
         except Exception as error:
             log.exception("the convergence guard failed; the round counts as stable")
             return RoundJudged(figures.version, GuardVerdict.STABLE, 1.0, f"{type(error).__name__}: {error}")
-        return RoundJudged(figures.version, action.verdict, action.factor, "")
+        return RoundJudged(figures.version, action.verdict, factor, "")

@@ -33,6 +33,12 @@ def judged(guard: TrendGuard | MsfGuard, divergences: list[float], k_max: int = 
 def test_actions_are_values() -> None:
     assert ConvergenceAction(GuardVerdict.STABLE) == ConvergenceAction.STABLE
     assert ConvergenceAction.nudge_down(0.25) == ConvergenceAction(GuardVerdict.NUDGE_DOWN, 0.25)
+
+
+@pytest.mark.parametrize(("verdict", "factor"), [("stable", 1.0), (None, 1.0), (GuardVerdict.NUDGE_DOWN, "half")])
+def test_action_of_other_values_is_refused_where_it_is_made(verdict: Any, factor: Any) -> None:
+    with pytest.raises(ConfigError, match=r"is no verdict; use ConvergenceAction\.STABLE"):
+        ConvergenceAction(verdict, factor)
     assert len({STABLE, SUPPRESS, ConvergenceAction.nudge_down(0.5), ConvergenceAction.nudge_down(0.25)}) == 4
 
 

@@ -83,6 +83,13 @@ def test_exception_and_nonsense_are_stable_with_the_error(
     assert "the convergence guard failed; the round counts as stable" in caplog.text
 
 
+def test_whole_number_of_a_factor_travels_as_a_float(desk_of: Any, wait_until: Callable[..., Any]) -> None:
+    desk, answers = desk_of(lambda seen: ConvergenceAction(GuardVerdict.NUDGE_DOWN, 1))
+    desk.ask(figures(1))
+    wait_until(lambda: len(answers) == 1, LIMIT_S, "a verdict")
+    assert type(answers[0].factor) is float
+
+
 def test_asking_a_guard_that_hangs_never_blocks_and_keeps_a_few_rounds(
     desk_of: Any, wait_until: Callable[..., Any]
 ) -> None:
