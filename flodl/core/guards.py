@@ -37,9 +37,11 @@ class ConvergenceAction:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.verdict, GuardVerdict) or not isinstance(self.factor, int | float):
+        verdict: object = self.verdict
+        factor: object = self.factor
+        if not isinstance(verdict, GuardVerdict) or not isinstance(factor, int | float):
             raise ConfigError(
-                f"ConvergenceAction({self.verdict!r}, {self.factor!r}) is no verdict; use ConvergenceAction.STABLE, "
+                f"ConvergenceAction({verdict!r}, {factor!r}) is no verdict; use ConvergenceAction.STABLE, "
                 "SUPPRESS_GROWTH or nudge_down(0.5)"
             )
 
