@@ -92,7 +92,7 @@ class Dispatch:
         self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, supply: Supply
     ) -> dict[RankId, _Bounds]:
         planned = elche.plan(supply.epoch_batches)
-        counts = {rank: planned[rank] for rank in live}
+        counts = _within({rank: planned[rank] for rank in live}, supply.epoch_batches)
         total, remaining = sum(counts.values()), supply.remaining_batches
         # What is held beyond the counts is trained later, but not in the run's last two windows.
         is_far = remaining >= total + sum(max(held[rank], counts[rank]) for rank in live)
@@ -134,3 +134,13 @@ class Dispatch:
         grants = supply.lease(rank, bounds.hold - held)
         most = min(bounds.most, supply.held_batches(rank))
         return WindowPlan(rank, version, min(bounds.least, most), most, grants)
+
+
+def _within(counts: Mapping[RankId, int], batches: int) -> dict[RankId, int]:
+    """The counts in proportion, each at least 1, that make a window of at most one epoch: one cold measurement could
+    otherwise deal most of the run at once, and no round would correct it.
+    """
+    total = sum(counts.values())
+    if total <= batches:
+        return dict(counts)
+    return {rank: max(1, count * batches // total) for rank, count in counts.items()}

@@ -226,3 +226,10 @@ def test_last_async_window_is_exactly_what_is_left() -> None:
     epoch = asynchronous(31)
     plans = epoch.plan()
     assert [(plan.min_steps, plan.max_steps) for plan in plans.values()] == [(20, 20), (11, 11)]
+
+
+def test_async_window_is_one_epoch_at_most() -> None:
+    settings = CadenceSettings(Mode.CPU_ASYNC, anchor=10)
+    epoch = measured(settings, 40, {0: 1.0, 1: 9.0})
+    epoch.supply = Supply(Settings(40 * BATCH_SIZE, BATCH_SIZE, 10, 0, settings), merge_single_tail=False)
+    assert [plan.min_steps for plan in epoch.plan().values()] == [36, 4]
