@@ -4,8 +4,9 @@
     fdl launch --local 3 benchmarks/quality_job.py TASK --seed N --log DIR --mode MODE ...
 
 TASK is the name of a script in examples/. The seed decides the initial weights and the order of the samples. Each step
-of rank R sleeps for the R-th of --step-ms, as if its device were slower. Leaves in --log what tests/witness.py reads,
-and in ``joined-PID.json`` the example's measure on the held-out samples as ``held_out``.
+of rank R takes the R-th of --step-ms, as if that were its device's speed; sync modes deal their shares by these speeds.
+Leaves in --log what tests/witness.py reads, and in ``joined-PID.json`` the example's measure on the held-out samples as
+``held_out``.
 """
 
 import argparse
@@ -45,6 +46,18 @@ class Noted:
         return self._samples[index]
 
 
+class Pace:
+    """One step per ``step_s``, whatever a step costs here: the speed of a device, on cores that several share."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s, self._next_s = step_s, 0.0
+
+    def keep(self) -> None:
+        """Sleep until the next step may begin."""
+        time.sleep(max(0.0, self._next_s - time.monotonic()))
+        self._next_s = time.monotonic() + self._step_s
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("task", choices=DATA)
@@ -52,7 +65,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--batch-size", type=int, required=True)
-    parser.add_argument("--step-ms", default="0", help="how long each rank sleeps in a step, as A,B,C")
+    parser.add_argument("--step-ms", default="0", help="how long a step of each rank takes, as A,B,C")
+    parser.add_argument("--max-anchor", type=int, default=1000)
     parser.add_argument("--log", type=Path, required=True)
     return parser.parse_args()
 
@@ -72,17 +86,23 @@ def main() -> None:
         at_any_end(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))
         return model
 
+    pace = Pace(step_s)
+
     def train_step(model: nn.Module, batch: Any) -> Any:
-        time.sleep(step_s)
+        pace.keep()
         return example.train_step(model, batch)
 
+    cadence = flodl.ElCheConfig(mode=args.mode, max_anchor=args.max_anchor)
+    if flodl.ElCheMode(args.mode).is_sync and len(steps_ms) > 1:
+        speeds = [1 / each for each in steps_ms]
+        cadence = cadence.partition_ratios([speed / sum(speeds) for speed in speeds])
     handle = (
         flodl.Trainer.builder(build_model, example.make_optimizer, train_step)
         .dataset(Noted(train, args.log))
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
         .seed(args.seed)
-        .elche(flodl.ElCheConfig(mode=args.mode))
+        .elche(cadence)
         .run()
     )
     state = handle.join()
