@@ -30,7 +30,7 @@ import flodl
 RANK = int(os.environ.get("RANK", "0"))
 SICK_RANK = 1
 DIMENSIONS = 256
-NOISE = 0.01
+NOISE = 0.02
 BATCH_SIZE = 4
 LEARNING_RATE = 0.104
 MAX_GRAD_NORM = 128.0
