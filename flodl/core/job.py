@@ -323,14 +323,16 @@ class JobCore:
             RankStatus.DEAD,
         ):
             return self._bury_quietly(rank, "ended")
+        signalled = f"ended by signal {message.signal}"
+        loss = Failure(end.KIND_SIGNAL, host, rank, signalled, "", code, message.signal)
         if self.phase is Phase.ENDING:
-            return self._bury_quietly(rank, "stopped with the run")
+            is_loss = message.signal and not message.by_us and not self.ending.is_decided
+            return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, "stopped with the run")
         if message.by_us:
             reason = "stopped by its daemon, which leaves the run"
             return self._lose((rank,), Failure(end.KIND_HOST, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
         if message.signal:
-            reason = f"ended by signal {message.signal}"
-            return self._lose((rank,), Failure(end.KIND_SIGNAL, host, rank, reason, "", code, message.signal), now_s)
+            return self._lose((rank,), loss, now_s)
         error, code = (
             (f"exited with code {code}", code)
             if code
@@ -339,6 +341,13 @@ class JobCore:
         failure = Failure(end.KIND_EXIT, host, rank, error, "", code, 0)
         note = Record("rank_failed", Severity.CRITICAL, f"rank {rank}: {error}", {"rank": rank, "code": code})
         return [note, *self._fail(failure, f"rank {rank}: {error}", now_s)]
+
+    def _note_late_loss(self, loss: Failure) -> list[JobAction]:
+        """Killed after the last commit and before it had finished: nothing is redone, but the summary tells."""
+        self.ending.tolerate(loss)
+        detail = f"rank {loss.rank} on {loss.host} lost: {loss.error}"
+        note = Record("rank_lost", Severity.CRITICAL, detail, {"host": loss.host, "ranks": (loss.rank,)})
+        return [note, *self._bury_quietly(loss.rank, loss.error)]
 
     def _bury_quietly(self, rank: RankId, reason: str) -> list[JobAction]:
         if self.membership[rank].status not in (RankStatus.DEAD, RankStatus.FINISHED):

@@ -358,6 +358,19 @@ def test_signal_is_a_loss_that_the_run_survives() -> None:
     assert [(loss.kind, loss.rank, loss.signal) for loss in cohort.outcome.losses] == [("signal", 2, 9)]
 
 
+def test_rank_killed_after_the_last_round_is_a_loss_in_the_summary() -> None:
+    cohort = training()
+    cohort.held = {RankFinished, RankExited}
+    cohort.release(WindowDone)
+    assert cohort.core.phase is Phase.ENDING
+    cohort.say(RankExited(2, 0, 9, by_us=False))
+    cohort.release(RankFinished)
+    cohort.release(RankExited)
+    assert ending_of(cohort) == ("completed", 0)
+    assert cohort.outcome is not None
+    assert [(loss.kind, loss.rank, loss.signal) for loss in cohort.outcome.losses] == [("signal", 2, 9)]
+
+
 def test_exception_is_the_headline_and_its_process_gives_the_code() -> None:
     cohort = training()
     cohort.say(RankError(1, "KeyError: 'label'", "Traceback …"))
