@@ -42,8 +42,8 @@ FDL = Path(sys.executable).parent / "fdl"
 KEPT = ROOT / "docs" / "quality.json"
 SOLO = "solo"
 STEPS_MS = {"digits": (8.0, 8.0, 24.0), "transformer": (20.0, 20.0, 60.0)}
-"""Far above what a step costs with three ranks on two cores, so that the speeds are 1 : 1 : 1/3 indeed: a rank that ends
-its epoch alone makes the weights noisier."""
+"""Far above what a step costs with three ranks on two cores, so that the speeds are 1 : 1 : 1/3 indeed: a rank that
+ends its epoch alone makes the weights noisier."""
 SEEDS = 5
 LIMIT_S = 300.0
 ALLOWED_ERRORS = 2.0
