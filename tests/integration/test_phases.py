@@ -17,7 +17,7 @@ MODES = ["nccl_cadence", "cpu_cadence", "cpu_async"]
 KILLED = (1, "signal", signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("mode", "phase"), moments(("nccl_cadence", "reducing"), ("cpu_cadence", "sliced")))
+@pytest.mark.parametrize(("mode", "phase"), moments(("nccl_cadence", "reducing")))
 def test_peer_killed_in_any_phase_leaves_nothing_in_the_consensus(fdl: Fdl, mode: str, phase: str) -> None:
     job = launch(fdl, ("--local", 3), mode, fault(phase, "kill"))
 
