@@ -125,6 +125,7 @@ class RankCore:
         self._given: bool | None = None
         self._round: StartRound | None = None
         self._round_started_s = 0.0
+        self._stepped_s = 0.0
         self._sent_finite = True
         self._has_peers = False
         self._formation: tuple[int, int] = (0, 0)
@@ -278,7 +279,7 @@ class RankCore:
         if self._given is None:  # version 0: nothing has been trained
             self._given = True
             actions += self._snapshot_of(is_untouched=True)
-        self._round, self._round_started_s = go, now_s
+        self._round, self._round_started_s, self._stepped_s = go, now_s, 0.0
         self.stage = Stage.PACKING
         owns_raw = go.raw_source == self.rank
         return [*actions, Pack(go.key, go.weight, go.buffer_weight, self._takes_raw, owns_raw)]
@@ -320,6 +321,7 @@ class RankCore:
         self._batches.popleft()
         self.steps_total += 1
         self._window.add(step)
+        self._stepped_s += step.ended_s - step.started_s
         if self.work is Work.BEYOND:
             return []
         if self._window.steps == self._window_steps(plan):
@@ -408,7 +410,8 @@ class RankCore:
         divergence: float = 0.0,
         error: str = "",
     ) -> Reduced:
-        reduce_ms = (now_s - self._round_started_s) * 1e3
+        # What was trained meanwhile is no cost of averaging.
+        reduce_ms = max(0.0, now_s - self._round_started_s - self._stepped_s) * 1e3
         return Reduced(self.rank, key, digest, self._sent_finite, divergence, reduce_ms, error)
 
     def _end(self, reason: str, exit_code: int) -> list[RankAction]:

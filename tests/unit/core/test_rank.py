@@ -449,6 +449,14 @@ def test_rank_trains_on_while_the_round_goes_on_and_then_blends() -> None:
     assert (rank.core.version, rank.core.steps_total) == (1, 2)
 
 
+def test_steps_inside_a_round_are_no_cost_of_averaging() -> None:
+    rank = beyond()
+    rank.go(KEY, now_s=20.0)
+    rank.step(20.0, 23.0)
+    rank.post(Packed(KEY, True))
+    assert rank.post(SumReady(KEY, "d", 0.1, ""), 24.0) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 1000.0, ""))]
+
+
 def test_rank_waits_at_the_end_of_its_overshoot() -> None:
     rank = beyond(least=1, most=3)
     rank.step(1.0, 2.0)
