@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -102,16 +102,16 @@ def flip_bits(sums: int) -> None:
     all_reduce, result = CollectivePlane.all_reduce, SharedPlane.result
     left = [sums]
 
-    def flip(image: memoryview) -> None:
+    def flip(image: Any) -> None:
         image[256] ^= 1
         left[0] -= 1
         if not left[0]:
-            CollectivePlane.all_reduce, SharedPlane.result = all_reduce, result  # type: ignore[method-assign]
+            use(all_reduce, result)
 
     def all_reduce_and_flip(plane: CollectivePlane, layout: Layout, raw: bool, on_done: Callable[[str], None]) -> None:
         def landed(error: str) -> None:
             assert plane._buffer is not None
-            flip(memoryview(plane._buffer.numpy()))
+            flip(plane._buffer.numpy())
             on_done(error)
 
         all_reduce(plane, layout, raw, landed)
@@ -121,7 +121,11 @@ def flip_bits(sums: int) -> None:
         flip(view)
         return view
 
-    CollectivePlane.all_reduce, SharedPlane.result = all_reduce_and_flip, own_view  # type: ignore[method-assign]
+    def use(reduce: Any, view: Any) -> None:
+        setattr(CollectivePlane, "all_reduce", reduce)  # noqa: B010  # an assignment could not be typed
+        setattr(SharedPlane, "result", view)  # noqa: B010
+
+    use(all_reduce_and_flip, own_view)
 
 
 FAULTS: dict[str, Callable[[], None]] = {
@@ -132,7 +136,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "exit-3": lambda: sys.exit(3),
     "exit-text": lambda: sys.exit("planted text"),
     "_exit-7": lambda: os._exit(7),
-    "segv": lambda: ctypes.string_at(0) and None,
+    "segv": lambda: print(ctypes.string_at(0)),
     "flip": lambda: flip_bits(1),
     "flip-on": lambda: flip_bits(1000),
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -204,9 +208,9 @@ def at_any_end(write: Callable[[], None]) -> None:
     atexit.register(write)
     exit_now = os._exit
 
-    def exit_hard(code: int) -> NoReturn:
+    def exit_hard(status: int) -> NoReturn:
         write()
-        exit_now(code)
+        exit_now(status)
 
     os._exit = exit_hard
 
