@@ -126,6 +126,7 @@ class RankCore:
         self._round: StartRound | None = None
         self._round_started_s = 0.0
         self._stepped_s = 0.0
+        self._was_held = False
         self._sent_finite = True
         self._has_peers = False
         self._formation: tuple[int, int] = (0, 0)
@@ -320,9 +321,11 @@ class RankCore:
             return []
         self._batches.popleft()
         self.steps_total += 1
-        self._window.add(step)
+        self._window.add(step, self._was_held)
+        self._was_held = False
         self._stepped_s += step.ended_s - step.started_s
         if self.work is Work.BEYOND:
+            self._was_held = not self.wants_step
             return []
         if self._window.steps == self._window_steps(plan):
             return self._close_window()
@@ -429,10 +432,14 @@ class _Window:
         self._first_end_s = 0.0
         self._first_samples = 0
         self._last_end_s = 0.0
+        self._held_s = 0.0
 
-    def add(self, step: StepDone) -> None:
+    def add(self, step: StepDone, was_held: bool) -> None:
+        """``was_held``: the rank was not allowed this step at once; its wait says nothing about its speed."""
         if self.steps == 0:
             self._first_end_s, self._first_samples = step.ended_s, step.samples
+        elif was_held:
+            self._held_s += step.started_s - self._last_end_s
         self.steps += 1
         self.samples += step.samples
         self.busy_s += step.ended_s - step.started_s
@@ -443,7 +450,7 @@ class _Window:
         samples = self.samples - self._first_samples
         if samples <= 0:
             return None
-        return (self._last_end_s - self._first_end_s) * 1e3 * batch_size / samples
+        return (self._last_end_s - self._first_end_s - self._held_s) * 1e3 * batch_size / samples
 
     def compute_ms(self, batch_size: int) -> float | None:
         """Time inside steps per full batch's worth of samples."""

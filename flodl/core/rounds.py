@@ -157,9 +157,14 @@ class Round:
         self._dissents[rank] = self._dissents.get(rank, 0) + 1
         return self._dissents[rank]
 
-    def reduce_ms(self) -> float:
-        """The slowest participant's time in the attempt."""
-        return max((report.reduce_ms for report in self._reduced.values()), default=0.0)
+    def reduce_ms(self, is_async: bool = False) -> float:
+        """What the attempt cost: the slowest participant's time.
+
+        Where ranks train on meanwhile the quickest one's: the others' may have waited for a slow peer's step, which
+        is no cost of averaging, and in the end nobody has time to spare when averaging is what takes long.
+        """
+        times = [report.reduce_ms for report in self._reduced.values()]
+        return (min if is_async else max)(times, default=0.0)
 
     def divergence(self) -> float | None:
         """Mean over the ranks that trained, of those whose figure is finite; None when there is none."""

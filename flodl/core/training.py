@@ -398,7 +398,9 @@ class Training:
         if not self._is_seed:
             self.last |= last_windows(reports)
             divergence = self._round.divergence()
-            actions += self.cadence.observe(self.version, reports, self._round.reduce_ms(), divergence, now_s)
+            actions += self.cadence.observe(
+                self.version, reports, self._round.reduce_ms(self._settings.cadence.mode.is_async), divergence, now_s
+            )
         self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
         for epoch in self.supply.close_epochs():
             actions += self._close_epoch(epoch, now_s)
@@ -419,7 +421,7 @@ class Training:
             "epoch": epoch,
             "spans": tuple(spans),
             "counts": tuple((rank, report.steps) for rank, report in self._round.reports.items()),
-            "reduce_ms": self._round.reduce_ms(),
+            "reduce_ms": self._round.reduce_ms(self._settings.cadence.mode.is_async),
         }
         return Record("commit", Severity.INFO, detail, fields)
 

@@ -457,6 +457,20 @@ def test_steps_inside_a_round_are_no_cost_of_averaging() -> None:
     assert rank.post(SumReady(KEY, "d", 0.1, ""), 24.0) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 1000.0, ""))]
 
 
+def test_wait_at_the_end_of_the_overshoot_is_no_cost_of_a_batch() -> None:
+    rank = beyond(least=1, most=3)
+    rank.step(1.0, 2.0)
+    rank.step(2.0, 3.0)
+    average(rank)
+    rank.plan(3, 3, samples=4, version=1)
+    rank.step(13.0, 14.0)
+    rank.post(SnapshotTaken(True))
+    (_, said) = rank.post(ACCOUNTS)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert said.message.delivered_ms == 1000.0
+
+
 def test_rank_waits_at_the_end_of_its_overshoot() -> None:
     rank = beyond(least=1, most=3)
     rank.step(1.0, 2.0)

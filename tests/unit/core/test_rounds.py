@@ -239,6 +239,15 @@ def test_time_of_an_attempt_is_that_of_its_slowest() -> None:
     assert running.reduce_ms() == 7.0
 
 
+def test_time_of_an_attempt_beside_the_training_is_that_of_its_quickest() -> None:
+    running = reducing(0, 1)
+    assert running.reduce_ms(is_async=True) == 0.0
+    running.reduce(reduced(0, reduce_ms=7.0))
+    running.reduce(reduced(1, reduce_ms=3.0))
+    assert running.reduce_ms(is_async=True) == 3.0
+    assert running.reduce_ms() == 7.0
+
+
 # ------------------------------------------------------------------------------------------------------------- losses
 def test_window_of_a_lost_rank_is_no_longer_waited_for() -> None:
     collecting = a_round(0, 1)
