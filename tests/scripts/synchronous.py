@@ -10,6 +10,7 @@ dict that ``join()`` returned; ``ddp.pt``, that of DistributedDataParallel's ran
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import torch
@@ -98,6 +99,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.ddp:
         train_with_ddp(args.log)
+        sys.stdout.flush()
+        os._exit(0)  # under load the interpreter's end meets threads of torch's that nobody has joined, and aborts
     else:
         train_with_flodl(args.log, args.mode, args.steps)
 

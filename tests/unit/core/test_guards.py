@@ -37,7 +37,9 @@ def test_actions_are_values() -> None:
 
 @pytest.mark.parametrize(("verdict", "factor"), [("stable", 1.0), (None, 1.0), (GuardVerdict.NUDGE_DOWN, "half")])
 def test_action_of_other_values_is_refused_where_it_is_made(verdict: Any, factor: Any) -> None:
-    with pytest.raises(ConfigError, match=r"is no verdict; use ConvergenceAction\.STABLE"):
+    with pytest.raises(
+        ConfigError, match=r"is no verdict; use ConvergenceAction\.STABLE, SUPPRESS_GROWTH or nudge_down\(0\.5\)$"
+    ):
         ConvergenceAction(verdict, factor)
     assert len({STABLE, SUPPRESS, ConvergenceAction.nudge_down(0.5), ConvergenceAction.nudge_down(0.25)}) == 4
 
