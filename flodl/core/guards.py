@@ -2,8 +2,9 @@
 
 A guard sees every committed round once, in order, and answers with an action. ``NoGuard`` never objects. ``TrendGuard``
 (the default) objects while the divergence keeps rising. ``MsfGuard`` follows the divergence's rate of growth per step,
-and objects or cuts the anchor when it stays positive. Anything with a ``judge`` method is a guard; one of the user's
-own is asked in the head (``core.cadence`` knows how).
+and objects or cuts the anchor when it stays positive. Both object to ranks that are lost: a runaway rank pulls the
+consensus with it, so the divergence settles above 1 and rises no more. Anything with a ``judge`` method is a guard; one
+of the user's own is asked in the head (``core.cadence`` knows how).
 
 Invariant: a divergence of 0 and one that is not finite are harmless. A guard does not know what its action leads to.
 
@@ -23,6 +24,7 @@ from flodl.messages import GuardKind, GuardSettings, GuardVerdict, RoundFigures
 HISTORY = 5  # values of the divergence that TrendGuard remembers beside the newest
 RISES = 3  # in a row, among those: that is a trend
 JUMP = 2  # times the value before the row: a divergence that stays so high has not stopped rising, it has jumped
+LOST = 1.0  # a divergence above it: on average the ranks are further from the consensus than it is from zero
 EASGD_THRESHOLD = 0.3  # TrendGuard's in cpu_async: ranks that blend keep a distance from the center
 RATE_WEIGHT = 0.5  # of a new value in MsfGuard's average: a jump shows at once, noise about a level cancels out
 
@@ -89,6 +91,7 @@ class TrendGuard:
     That is: among the last 5 values and the newest there are three rises in a row, each to a value above ``threshold``.
     A value has risen when it is above the one before it, or still above twice the one before the whole row: a rank that
     goes astray shows as one jump that does not come down again. The objection stands while those rises are remembered.
+    A value above 1 (and the threshold) is an objection by itself: the ranks are lost, whether or not it still rises.
     """
 
     def __init__(self, threshold: float = _DEFAULT.threshold) -> None:
@@ -116,7 +119,8 @@ class TrendGuard:
         values = [*self._history, figures.divergence]
         self._history.append(figures.divergence)
         has_trend = any(self._rises_after(values, start) for start in range(len(values) - RISES))
-        return ConvergenceAction.SUPPRESS_GROWTH if has_trend else ConvergenceAction.STABLE
+        is_lost = figures.divergence > max(LOST, self.threshold)
+        return ConvergenceAction.SUPPRESS_GROWTH if has_trend or is_lost else ConvergenceAction.STABLE
 
     def _rises_after(self, values: Sequence[float], start: int) -> bool:
         """Whether ``RISES`` values in a row have risen since the one at ``start``."""
@@ -130,7 +134,8 @@ class MsfGuard:
     """Follows ``λ``, an average of ``ln(D_t / D_{t−1}) / k_max``: by how much the divergence grows with every step.
 
     λ above the suppress threshold for n rounds in a row objects to growth, until it falls below. λ above the nudge
-    threshold for n rounds in a row cuts the anchor; the next cut needs n rounds of its own.
+    threshold for n rounds in a row cuts the anchor; the next cut needs n rounds of its own. A divergence above 1 objects
+    to growth whatever λ is: the ranks are lost, whether or not it still grows.
     ``MsfGuard().with_nudge(n=1)`` reacts to the first jump. Nothing of it survives a resume: it warms up again.
     """
 
@@ -189,7 +194,7 @@ class MsfGuard:
         if self._nudge_streak >= settings.nudge_rounds:
             self._nudge_streak = 0
             return ConvergenceAction.nudge_down(settings.nudge_factor)
-        if self._suppress_streak >= settings.suppress_rounds:
+        if self._suppress_streak >= settings.suppress_rounds or figures.divergence > LOST:
             return ConvergenceAction.SUPPRESS_GROWTH
         return ConvergenceAction.STABLE
 

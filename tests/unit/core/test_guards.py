@@ -19,6 +19,7 @@ from flodl.messages import GuardKind, GuardSettings, GuardVerdict, RoundFigures
 
 STABLE, SUPPRESS = ConvergenceAction.STABLE, ConvergenceAction.SUPPRESS_GROWTH
 E = math.e
+FAR = 1e-6  # from the level at which ranks are lost
 
 
 def figures(divergence: float, k_max: int = 10) -> RoundFigures:
@@ -100,6 +101,23 @@ def test_trend_guard_objects_to_a_jump_that_does_not_come_down(
     assert judged(TrendGuard(0.05), divergences)[-1] == verdict
 
 
+@pytest.mark.parametrize(
+    ("threshold", "divergences", "verdict"),
+    [
+        (0.05, [1.0], STABLE),
+        (0.05, [1.01], SUPPRESS),  # at once, and
+        (0.05, [1.33] * 20, SUPPRESS),  # as long as it stays there
+        (0.05, [1.33, 1.33, 1.33, 1.33, 0.9], STABLE),
+        (2.0, [1.33], STABLE),  # asked for
+        (2.0, [2.5], SUPPRESS),
+    ],
+)
+def test_trend_guard_objects_to_ranks_that_are_lost(
+    threshold: float, divergences: list[float], verdict: ConvergenceAction
+) -> None:
+    assert judged(TrendGuard(threshold), divergences)[-1] == verdict
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
 def test_trend_guard_skips_what_is_not_finite(odd: float) -> None:
     guard = TrendGuard()
@@ -151,7 +169,14 @@ def test_msf_guard_counts_the_longest_window_and_never_less_than_a_step() -> Non
 
 def test_msf_guard_objects_after_its_rounds_in_a_row_until_the_growth_ends() -> None:
     guard = MsfGuard().with_suppress(0.01, 2).with_nudge(9.0)
-    assert judged(guard, [1.0, E, E**2, E**3, E**3, E**2]) == [STABLE, STABLE, SUPPRESS, SUPPRESS, SUPPRESS, STABLE]
+    assert judged(guard, [FAR * each for each in (1.0, E, E**2, E**3, E**3, E**2)]) == [
+        STABLE,
+        STABLE,
+        SUPPRESS,
+        SUPPRESS,
+        SUPPRESS,
+        STABLE,
+    ]
 
 
 def test_msf_guard_that_nudges_at_once_reacts_to_the_first_jump() -> None:
@@ -162,19 +187,25 @@ def test_msf_guard_that_nudges_at_once_reacts_to_the_first_jump() -> None:
 def test_msf_guard_needs_new_evidence_for_every_cut() -> None:
     guard = MsfGuard().with_nudge(0.01, n=2, factor=0.25)
     nudge = ConvergenceAction.nudge_down(0.25)
-    assert judged(guard, [E**n for n in range(7)]) == [STABLE, STABLE, nudge, SUPPRESS, nudge, SUPPRESS, nudge]
+    assert judged(guard, [FAR * E**n for n in range(7)]) == [STABLE, STABLE, nudge, SUPPRESS, nudge, SUPPRESS, nudge]
+
+
+def test_msf_guard_objects_to_ranks_that_are_lost_whatever_their_growth() -> None:
+    guard = MsfGuard()
+    assert judged(guard, [1.0, 1.01, 1.01, 1.01, 0.9]) == [STABLE, SUPPRESS, SUPPRESS, SUPPRESS, STABLE]
+    assert judged(MsfGuard().with_nudge(n=1), [0.1, 1.3])[-1] == ConvergenceAction.nudge_down(0.5)
 
 
 def test_rates_at_the_threshold_are_not_above_it() -> None:
     guard = MsfGuard().with_suppress(0.05, 1).with_nudge(0.05, 1)
-    assert judged(guard, [1.0, E]) == [STABLE, STABLE]
+    assert judged(guard, [1.0 / E, 1.0]) == [STABLE, STABLE]
     assert guard.rate == 0.05
 
 
 @pytest.mark.parametrize("odd", [0.0, -1.0, math.nan, math.inf])
 def test_divergence_without_a_logarithm_breaks_the_row_and_is_no_jump(odd: float) -> None:
     guard = MsfGuard().with_suppress(1e-6, 2).with_nudge(9.0)
-    assert judged(guard, [1.0, E, odd, E**9, E**10]) == [STABLE] * 5
+    assert judged(guard, [FAR, FAR * E, odd, FAR * E**9, FAR * E**10]) == [STABLE] * 5
     assert guard.rate == pytest.approx(0.075)
     assert judged(guard, [E**11]) == [SUPPRESS]
 
