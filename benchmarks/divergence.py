@@ -14,7 +14,6 @@ The last line of output is a JSON object; the exit code is 1 when a demand is no
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -24,13 +23,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from flodl.core.elche import Phase
-from flodl.core.meta import RULES
-from flodl.messages import Mode
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.launched import TIME_FACTOR, directory_of, launch_command, launch_env  # noqa: E402  # found from the root
+from flodl.core.elche import Phase  # noqa: E402
+from flodl.core.meta import RULES  # noqa: E402
+from flodl.messages import Mode  # noqa: E402
+
 JOB = ROOT / "tests" / "scripts" / "diverging.py"
-FDL = Path(sys.executable).parent / "fdl"
 RANKS = 3
 SICK_RANK = 1
 INITIAL_ANCHOR = 4
@@ -41,8 +42,6 @@ LIMIT_S = 120.0
 POLL_S = 0.01
 NUDGE_WITHIN, VETO_WITHIN = 2, 4
 DDP_STEPS, DDP_INJECT_AT = 2000, 1000
-_STARTED = re.compile(r"^fdl: run (\S+) ", re.MULTILINE)
-_TIME_FACTOR = float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +85,12 @@ def measure(mode: str, guard: str) -> Figures:
         folder = Path(name)
         flags = ["--trigger", str(folder / "trigger"), "--log", str(folder), "--mode", mode, "--guard", guard]
         flags += ["--anchor", str(INITIAL_ANCHOR), *(["--no-meta"] if guard == "none" else [])]
-        command = [str(FDL), "launch", "--local", str(RANKS), str(JOB), *flags]
-        env = os.environ | {"OMP_NUM_THREADS": "1", "FDL_STATE_HOME": str(folder / "state")}
+        command, env = launch_command(RANKS, JOB, flags), os.environ | launch_env(folder)
         with (folder / "said").open("w") as said:
             launcher = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
         try:
             _inject(folder, launcher, mode)
-            launcher.wait(LIMIT_S * _TIME_FACTOR)
+            launcher.wait(LIMIT_S * TIME_FACTOR)
         finally:
             if launcher.poll() is None:
                 launcher.terminate()
@@ -109,7 +107,7 @@ def ddp_is_finite() -> bool:
         base |= {"PYTHONPATH": str(ROOT)}
         peers = [subprocess.Popen(command, env=base | {"RANK": str(rank)}) for rank in range(RANKS)]
         try:
-            codes = [peer.wait(LIMIT_S * _TIME_FACTOR) for peer in peers]
+            codes = [peer.wait(LIMIT_S * TIME_FACTOR) for peer in peers]
         finally:
             for peer in peers:
                 peer.kill()
@@ -121,7 +119,7 @@ def ddp_is_finite() -> bool:
 
 def _inject(folder: Path, launcher: subprocess.Popen[bytes], mode: str) -> None:
     """Wait until the cadence has settled, then tell the ranks its anchor."""
-    deadline_s = time.monotonic() + LIMIT_S * _TIME_FACTOR
+    deadline_s = time.monotonic() + LIMIT_S * TIME_FACTOR
     while True:
         events = _events(folder)
         anchors = [each["committed_anchor"] for each in events.get("cadence", ())]
@@ -141,10 +139,10 @@ def _inject(folder: Path, launcher: subprocess.Popen[bytes], mode: str) -> None:
 
 def _events(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The fields of every event so far, by kind, in order."""
-    named = _STARTED.search((folder / "said").read_text())
-    path = folder / "state" / "runs" / named[1] / "events.jsonl" if named else Path()
+    run = directory_of(folder, (folder / "said").read_text())
+    log = None if run is None else run / "events.jsonl"
     found: dict[str, list[dict[str, Any]]] = {}
-    for line in path.read_text().splitlines(keepends=True) if path.is_file() else ():
+    for line in log.read_text().splitlines(keepends=True) if log is not None and log.is_file() else ():
         if line.endswith("\n"):
             record = json.loads(line)
             found.setdefault(record["event"], []).append(record["fields"])

@@ -20,32 +20,28 @@ output is a JSON object; the exit code is 1 when a mode or a run is bad.
 import argparse
 import json
 import math
-import os
-import re
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from flodl.messages import Mode  # noqa: E402  # the tests are found from the root
+from benchmarks.launched import run_alone, run_locally  # noqa: E402  # found from the root
+from flodl.messages import Mode  # noqa: E402
 from tests.witness import Testimony, witness_run, witness_solo  # noqa: E402
 
 JOB = ROOT / "benchmarks" / "quality_job.py"
-FDL = Path(sys.executable).parent / "fdl"
 KEPT = ROOT / "docs" / "quality.json"
 SOLO = "solo"
 STEPS_MS = {"digits": (8.0, 8.0, 24.0), "transformer": (20.0, 20.0, 60.0)}
 """Far above what a step costs with three ranks on two cores, so that the speeds are 1 : 1 : 1/3 indeed: a rank that
 ends its epoch alone makes the weights noisier."""
 SEEDS = 5
-LIMIT_S = 300.0
 ALLOWED_ERRORS = 2.0
 EPOCHS = {"digits": 15, "transformer": 10}
 BATCH_SIZE = {"digits": 32, "transformer": 16}
@@ -53,7 +49,6 @@ MEASURE = "digits: accuracy; transformer: bits per character, where less is bett
 MAX_ANCHOR = 10
 """Local steps cost next to nothing here beside an averaging, so the window would grow to a large part of the run."""
 HIGHER_IS_BETTER = {"digits": True, "transformer": False}
-_STARTED = re.compile(r"^fdl: run (\S+) ", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +85,11 @@ def train(task: str, mode: str, seed: int) -> Training:
     with tempfile.TemporaryDirectory(prefix="fdl-quality-") as folder:
         log = Path(folder) / "log"
         log.mkdir()
-        flags = [str(JOB), task, "--seed", str(seed), "--log", str(log)]
+        flags = [task, "--seed", str(seed), "--log", str(log)]
         flags += ["--epochs", str(EPOCHS[task]), "--batch-size", str(BATCH_SIZE[task])]
         run = None if mode == SOLO else _launch(Path(folder), flags, mode, STEPS_MS[task])
         if run is None:
-            _run([sys.executable, *flags], {"FLODL_SOLO": "1"})
+            run_alone(JOB, flags)
         (told,) = (json.loads(path.read_text()) for path in log.glob("joined-*.json"))
         seen = _witness(run, log, told["samples"], EPOCHS[task], seed)
     seconds = time.monotonic() - started_s
@@ -107,27 +102,8 @@ def _witness(run: Path | None, log: Path, samples: int, epochs: int, seed: int) 
 
 def _launch(folder: Path, flags: Sequence[str], mode: str, steps_ms: Sequence[float]) -> Path:
     """The run's directory, once it has ended well."""
-    command = [str(FDL), "launch", "--local", str(len(steps_ms)), *flags, "--mode", mode]
-    command += ["--step-ms", ",".join(f"{each:g}" for each in steps_ms), "--max-anchor", str(MAX_ANCHOR)]
-    said = _run(command, {"FDL_STATE_HOME": str(folder / "state")})
-    named = _STARTED.search(said)
-    assert named is not None, said
-    return folder / "state" / "runs" / named[1]
-
-
-def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        command,
-        env=os.environ | env | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S * float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1")),
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout}{done.stderr}")
-    return done.stderr
+    speeds = ["--step-ms", ",".join(f"{each:g}" for each in steps_ms), "--max-anchor", str(MAX_ANCHOR)]
+    return run_locally(folder, len(steps_ms), JOB, [*flags, "--mode", mode, *speeds])
 
 
 def compare(task: str, mode: str, trainings: Sequence[Training], solo: Sequence[Training]) -> Row:

@@ -9,25 +9,23 @@ in the same run of this script. The last line of output is a JSON object; the ex
 """
 
 import json
-import os
-import re
-import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.launched import run_alone, run_locally  # noqa: E402  # found from the root
+
 JOB = ROOT / "tests" / "scripts" / "job.py"
-FDL = Path(sys.executable).parent / "fdl"
 MODES = ("nccl_cadence", "cpu_cadence")
 STEPS_MS = (50.0, 50.0, 150.0)
 BATCH_SIZE = 8
 SOLO_BATCHES = 40
-LIMIT_S = 300.0
 LEAST_EFFICIENCY = 0.9
 SLOW_SHARE = (0.25, 0.42)
 """Around a third: counts are whole batches, and a step is more than its sleep."""
@@ -70,7 +68,7 @@ def _solo_rate(folder: Path, step_ms: float) -> float:
     log = folder / f"solo-{step_ms:g}"
     log.mkdir()
     flags = ["--step-ms", f"{step_ms:g}", "--size", str(SOLO_BATCHES * BATCH_SIZE), "--epochs", "1"]
-    _run([sys.executable, str(JOB), *flags, "--batch-size", str(BATCH_SIZE), "--log", str(log)], {"FLODL_SOLO": "1"})
+    run_alone(JOB, [*flags, "--batch-size", str(BATCH_SIZE), "--log", str(log)])
     (told,) = log.glob("joined-*.json")
     return float(json.loads(told.read_text())["steps_per_s"]) * BATCH_SIZE
 
@@ -78,29 +76,9 @@ def _solo_rate(folder: Path, step_ms: float) -> float:
 def _cohort(folder: Path, mode: str, batches: int, epochs: int) -> list[dict[str, Any]]:
     flags = ["--mode", mode, "--step-ms", ",".join(f"{each:g}" for each in STEPS_MS), "--epochs", str(epochs)]
     flags += ["--size", str(batches * BATCH_SIZE), "--batch-size", str(BATCH_SIZE)]
-    state = folder / "state"
-    command = [str(FDL), "launch", "--local", str(len(STEPS_MS)), str(JOB), *flags]
-    said = _run(command, {"FDL_STATE_HOME": str(state)})
-    named = re.search(r"^fdl: run (\S+) ", said, re.MULTILINE)
-    assert named is not None, said
-    with (state / "runs" / named[1] / "events.jsonl").open() as file:
+    with (run_locally(folder, len(STEPS_MS), JOB, flags) / "events.jsonl").open() as file:
         records = [json.loads(line) for line in file]
     return [{**record["fields"], "ts": record["ts"]} for record in records if record["event"] == "commit"]
-
-
-def _run(command: Sequence[str], env: Mapping[str, str]) -> str:
-    done = subprocess.run(
-        command,
-        env=os.environ | env | {"OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S * float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1")),
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}\n{done.stderr}")
-    return done.stderr
 
 
 def main() -> int:
