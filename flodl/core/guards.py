@@ -134,8 +134,8 @@ class MsfGuard:
     """Follows ``λ``, an average of ``ln(D_t / D_{t−1}) / k_max``: by how much the divergence grows with every step.
 
     λ above the suppress threshold for n rounds in a row objects to growth, until it falls below. λ above the nudge
-    threshold for n rounds in a row cuts the anchor; the next cut needs n rounds of its own. A divergence above 1 objects
-    to growth whatever λ is: the ranks are lost, whether or not it still grows.
+    threshold for n rounds in a row cuts the anchor; the next cut needs n rounds of its own. A divergence above 1 is an
+    objection whatever λ is: the ranks are lost, whether or not it still grows.
     ``MsfGuard().with_nudge(n=1)`` reacts to the first jump. Nothing of it survives a resume: it warms up again.
     """
 
