@@ -45,7 +45,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
     lines += ["  ".join(shown)] if shown else []
-    lines += [progress] if (progress := _progress(state)) else []
+    lines += [line for line in (_progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
     if hosts := _records(state, "hosts"):
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
@@ -98,10 +98,18 @@ def _progress(state: Mapping[str, Any]) -> str:
     text = f"epoch {min(epoch + 1, epochs)}/{epochs}"
     if isinstance(merged, int) and isinstance(per_epoch, int) and per_epoch:
         text += f"  {merged}/{per_epoch} samples merged"
-    cadence = state.get("cadence")
-    if isinstance(cadence, dict):
-        text += f"  cadence {cadence.get('phase', '')}, anchor {cadence.get('anchor', DASH)}"
     return text
+
+
+def _cadence(state: Mapping[str, Any]) -> str:
+    cadence = state.get("cadence")
+    if not isinstance(cadence, dict):
+        return ""
+    text = f"cadence {cadence.get('phase', '')}, anchor {cadence.get('anchor', DASH)}"
+    is_settled, verdict = cadence.get("settled"), cadence.get("verdict")
+    if isinstance(is_settled, bool):
+        text += " settled" if is_settled else " not settled"
+    return text + (f", verdict {verdict}" if verdict else "")
 
 
 def _host_row(host: Mapping[str, Any]) -> tuple[str, ...]:

@@ -83,6 +83,19 @@ def test_status_shows_hosts_ranks_rates_shares_and_reasons() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("known", "line"),
+    [
+        ({"settled": False, "verdict": "suppress_growth"}, " not settled, verdict suppress_growth"),
+        ({"settled": True, "verdict": "stable"}, " settled, verdict stable"),
+        ({}, ""),
+    ],
+)
+def test_status_tells_the_last_verdict_and_whether_the_anchor_has_settled(known: dict[str, object], line: str) -> None:
+    state = {**STATE, "cadence": {"phase": "warmup", "anchor": 10, **known}}
+    assert f"cadence warmup, anchor 10{line}" in status_text(state, "digits", io.StringIO()).splitlines()
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"
