@@ -124,13 +124,13 @@ class Knobs(KnobTable):
     max_nonfinite: Knob[int] = knob(default=3, check=whole_number(1))
     """After so many rounds in a row with a loss or parameters that are not finite, the run saves and stops."""
     metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
-    """Called once per epoch on the head's callback thread."""
+    """``metrics_fn(metrics)`` once per epoch on the head's callback thread; ``metrics.epoch`` counts from 0."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
     """Held-out data, evaluated after every epoch on one rank; needs ``eval_fn``."""
     eval_fn: Knob[Callable[..., float] | None] = knob(default=None, check=function)
     """``eval_fn(model, input, target) -> float`` per batch; the batches are combined as a sample-weighted mean."""
     eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function)
-    """``eval_result_fn(epoch, value)`` on the head's callback thread."""
+    """``eval_result_fn(epoch, value)`` on the head's callback thread; ``epoch`` counts from 0."""
     epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
     """Which rank runs the evaluation."""
     outer_optimizer: Knob[OuterOptimizer] = knob(default=OuterAvg(), check=_outer)
