@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
 
 LAST_LINES: Final = 40
@@ -59,9 +60,10 @@ def _message(outcome: Mapping[str, Any]) -> str:
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     who, what = _who(failure, state), _what(failure)
     path = log_path(run, failure)
-    printed = last_lines(path)
-    if failure.get("kind") == "head" and printed and not failure.get("signal"):
-        what = printed[-1].strip() or what  # the script's own words say more than its exit code
+    printed = [line for line in last_lines(path, MAX_TAIL_BYTES) if is_shown(line)][-LAST_LINES:]
+    if failure.get("kind") == "head" and not failure.get("signal"):
+        said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
+        what = next(said_last, what)  # the script's own words say more than its exit code
     lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:

@@ -1,10 +1,12 @@
 """A run's progress in words: the live line, one line per closed epoch, and the lines of its logs."""
 
+import os
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
 from flodl.launch.terminal import last_update
+from flodl.spec.uncaught import MARK
 
 RATE_WINDOW_S: Final = 30.0
 
@@ -56,6 +58,11 @@ def log_line(line: Mapping[str, Any], *, prefix: bool = True) -> str:
     if not prefix or not isinstance(rank, int) or rank < 0:
         return text
     return f"{line.get('host', '')}:{rank}: {text}"
+
+
+def is_shown(text: str) -> bool:
+    """Whether the launching terminal shows this line of a log: flodl's own frames only with ``FDL_TRACEBACK=1``."""
+    return bool(os.environ.get("FDL_TRACEBACK")) or not text.startswith(MARK)
 
 
 def duration(seconds: float) -> str:

@@ -20,7 +20,7 @@ from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
 from flodl.launch.keyboard import Keyboard
-from flodl.launch.progress import Progress, epoch_line, log_line
+from flodl.launch.progress import Progress, epoch_line, is_shown, log_line
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
 
@@ -184,7 +184,8 @@ class Viewer:
     def _show(self, kind: str, line: Mapping[str, Any]) -> None:
         match kind:
             case "/logs":
-                self._terminal.result(log_line(line))
+                if is_shown(str(line.get("text", ""))):
+                    self._terminal.result(log_line(line))
             case "/events":
                 self._show_event(line)
             case _:

@@ -13,10 +13,11 @@ import pytest
 
 from flodl.launch import terminal
 from flodl.launch.headline import describe_outcome, last_lines
-from flodl.launch.progress import Progress, duration, epoch_line, log_line
+from flodl.launch.progress import Progress, duration, epoch_line, is_shown, log_line
 from flodl.launch.rundir import RunDir
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import RED
+from flodl.spec.uncaught import MARK
 
 FAILURE = {
     "kind": "exception",
@@ -104,6 +105,23 @@ def test_headline_is_the_first_failure_with_its_last_lines_and_log(run: RunDir) 
 def test_failure_is_not_said_twice(run: RunDir) -> None:
     outcome = {"status": "failed", "message": "rank 2 failed: ValueError: boom", "failure": FAILURE}
     assert describe_outcome(run, outcome, {})[0].endswith("failed")
+
+
+def test_headline_leaves_out_what_is_for_a_closer_look(run: RunDir) -> None:
+    told = ["ConfigError: no", "  in your script", *(f"{MARK}frame {number}" for number in range(50))]
+    (run.logs / "head.stderr.log").write_text("\n".join(told) + "\n")
+    failure = {"kind": "head", "rank": -1, "error": "the head ended with code 2"}
+    lines = describe_outcome(run, {"status": "failed", "failure": failure}, {})
+    assert lines[1].endswith(": ConfigError: no")
+    assert lines[3:5] == ["  | ConfigError: no", "  |   in your script"]
+    assert not any(MARK in line for line in lines)
+
+
+@pytest.mark.parametrize(("wish", "is_there"), [("", False), ("1", True)])
+def test_own_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch, wish: str, is_there: bool) -> None:
+    monkeypatch.setenv("FDL_TRACEBACK", wish)
+    assert is_shown(f"{MARK}Traceback (most recent call last):") is is_there
+    assert is_shown("Traceback (most recent call last):")
 
 
 def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:

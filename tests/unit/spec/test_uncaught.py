@@ -1,9 +1,86 @@
-"""The exit code of a script that an error of flodl ends."""
+"""The exit code of a script that an error of flodl ends, and what it says."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from flodl.spec.uncaught import MARK
+
+SCRIPT = """\
+import sys
+from flodl.spec.context import record_scalar
+from flodl.spec.uncaught import exit_with_own_code
+
+{before}
+exit_with_own_code()
+
+def step():
+    record_scalar("loss", 1.0)
+
+def train():
+    {body}
+
+train()
+"""
+CAUGHT = """\
+own = {"__name__": "flodl.rank.main", "sys": sys}
+exec('''
+def caught(step):
+    try:
+        step()
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+''', own)
+caught = own["caught"]
+"""
+"""A function of flodl's that shows an error itself, as a rank does."""
+
+
+def run(folder: Path, body: str, before: str = "", role: str = "taken:1") -> tuple[int, list[str]]:
+    """The exit code, and what stands on stderr."""
+    path = folder / "train.py"
+    path.write_text(SCRIPT.format(before=before, body=body))
+    env = {name: value for name, value in os.environ.items() if name != "FLODL_ROLE"}
+    env |= {"FLODL_ROLE": role} if role else {}
+    done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=60, check=False)
+    return done.returncode, done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("body", ["step()", "caught(step)"])
+def test_under_fdl_message_and_own_places_come_first_and_the_whole_traceback_is_marked(
+    tmp_path: Path, body: str
+) -> None:
+    code, lines = run(tmp_path, body, CAUGHT)
+
+    shown = [line for line in lines if not line.startswith(MARK)]
+    assert code == 2
+    assert shown[:2] == [
+        "flodl.errors.UsageError: there is no run in this process; call record_scalar inside train_step",
+        "  in your script, most recent call last:",
+    ]
+    assert [line.strip() for line in shown[3::2]] == ["train()", body, 'record_scalar("loss", 1.0)']
+    assert lines[: len(shown)] == shown
+    assert lines[len(shown)] == f"{MARK}Traceback (most recent call last):"
+    assert any("context.py" in line for line in lines[len(shown) :])
+
+
+@pytest.mark.parametrize(
+    ("body", "before", "role"),
+    [
+        ("raise KeyError(1)", "", "taken:1"),
+        ("step()", "", ""),
+        ("step()", "sys.excepthook = lambda *told: sys.__excepthook__(*told)", "taken:1"),
+    ],
+    ids=["an error of the script", "without fdl", "with a hook of its own"],
+)
+def test_other_errors_and_other_places_keep_the_traceback(tmp_path: Path, body: str, before: str, role: str) -> None:
+    _, lines = run(tmp_path, body, before, role)
+
+    assert lines[0] == "Traceback (most recent call last):"
+    assert MARK not in "".join(lines)
 
 
 @pytest.mark.parametrize(
