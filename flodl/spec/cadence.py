@@ -42,13 +42,6 @@ def _mode(name: str, value: Any) -> Mode:
         raise ConfigError(f"{reason}; this version offers {offered}") from None
 
 
-def _alpha(name: str, value: Any) -> float | None:
-    number: float | None = positive_number(optional=True)(name, value)
-    if number is not None and number > 1:
-        raise ConfigError(f"{name} is {number:g}; it must be in (0, 1]: 1 replaces the rank's own values")
-    return number
-
-
 def _guard(name: str, value: Any) -> ConvergenceGuard | None:
     if value is not None and (isinstance(value, type) or not callable(getattr(value, "judge", None))):
         raise ConfigError(f"{name} is {value!r}; pass a guard such as flodl.TrendGuard(0.1), or an object with judge()")
@@ -86,7 +79,7 @@ class CadenceKnobs(KnobTable):
     """How many batches the fastest rank may lead the slowest in a window; 0 is lockstep, None no cap."""
     gamma: Knob[float] = knob(default=CadenceSettings().gamma, check=non_negative_number(MAX_GAMMA))
     """A rank's weight in the average is its samples to this power: 1 by work, 0 all alike."""
-    easgd_alpha: Knob[float | None] = knob(default=None, check=_alpha)
+    easgd_alpha: Knob[float | None] = knob(default=None, check=positive_number(1.0, optional=True))
     """cpu_async: the weight of the consensus when a rank blends it into its own values, in (0, 1]; None takes 0.5."""
     max_overshoot: Knob[int | None] = knob(default=None, check=whole_number(0, optional=True))
     """cpu_async: steps beyond its count after which a rank waits for the round; None is one more window."""
@@ -187,7 +180,7 @@ def _guard_settings(
 def _check_anchors(settings: CadenceSettings) -> None:
     if settings.min_anchor > settings.max_anchor:
         raise ConfigError(
-            f"min_anchor {settings.min_anchor} is above max_anchor {settings.max_anchor}; raise max_anchor"
+            f"min_anchor {settings.min_anchor} is above max_anchor {settings.max_anchor}; lower one or raise the other"
         )
     if settings.anchor is not None and not settings.min_anchor <= settings.anchor <= settings.max_anchor:
         raise ConfigError(

@@ -129,6 +129,7 @@ def _signature(table: type[KnobTable]) -> inspect.Signature:
 
 def whole_number(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> Check:
     """A whole number within ``[minimum, maximum]``; None too when ``optional``."""
+    or_none = " or None" * optional
 
     def check(name: str, value: Any) -> int | None:
         if value is None and optional:
@@ -138,17 +139,18 @@ def whole_number(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = Fal
         except TypeError:
             number = None
         if number is None or isinstance(value, bool):
-            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {minimum}")
+            raise ConfigError(f"{name} is {value!r}; it must be a whole number of at least {minimum}" + or_none)
         if not minimum <= number <= maximum:
             bound = f"at least {minimum}" if number < minimum else f"at most {maximum}"
-            raise ConfigError(f"{name} is {number}; it must be {bound}")
+            raise ConfigError(f"{name} is {number}; it must be {bound}" + or_none)
         return number
 
     return check
 
 
-def positive_number(*, optional: bool = False) -> Check:
-    """A finite number above zero; None too when ``optional``."""
+def positive_number(maximum: float = sys.float_info.max, *, optional: bool = False) -> Check:
+    """A number within ``(0, maximum]``; None too when ``optional``."""
+    wanted = "a finite number above 0" if maximum == sys.float_info.max else f"a number in (0, {maximum:g}]"
 
     def check(name: str, value: Any) -> float | None:
         if value is None and optional:
@@ -157,8 +159,8 @@ def positive_number(*, optional: bool = False) -> Check:
             number = 0.0 if isinstance(value, bool | str | bytes) else float(value)
         except (TypeError, ValueError):
             number = 0.0
-        if not 0.0 < number < float("inf"):
-            raise ConfigError(f"{name} is {value!r}; it must be a finite number above 0" + (" or None" * optional))
+        if not 0.0 < number <= maximum:
+            raise ConfigError(f"{name} is {value!r}; it must be {wanted}" + " or None" * optional)
         return number
 
     return check
