@@ -3,7 +3,9 @@
 Purpose: overhead and guard look at one round; this looks at the last ten. It nudges the anchor down when the learning
 rate has dropped to half or less in one round, for then the ranks stand at a new scale of motion, and when the guard has
 objected K rounds in a row and the window is still as long. The younger the phase, the more objections it takes and the
-deeper the cut. Invariants: one nudge per round at most; none in Probe. It changes nothing itself.
+deeper the cut. A drop is sudden: the rounds at the end of a schedule that runs smoothly towards 0 halve the rate too,
+but each comes after one that took nearly as much. Invariants: one nudge per round at most; none in Probe. It changes
+nothing itself.
 
 Source: the flodl reference's meta-controller (docs/engine.md).
 """
@@ -17,6 +19,7 @@ from flodl.messages import GuardVerdict
 
 WINDOW = 10  # rounds that it looks back
 RATE_DROP = 0.5  # of the learning rate, in one round: a new scale of motion
+RATE_FALLING = 0.7  # of the learning rate, in the round before: what follows is no drop, the rate was falling already
 SETTLED_WITHIN = 0.01  # of the anchor, over the window
 
 
@@ -50,6 +53,7 @@ class MetaController:
         """``is_active`` False never nudges; ``is_settled`` is known all the same."""
         self._is_active = is_active
         self._rate: float | None = None
+        self._kept = math.inf  # the part of the rate that the last round left; nothing is known to have gone
         self._objections = 0
         self._anchors: deque[int] = deque(maxlen=WINDOW)
 
@@ -86,9 +90,11 @@ class MetaController:
         return len(anchors) == WINDOW and max(anchors) - min(anchors) < SETTLED_WITHIN * max(anchors)
 
     def _drop_to(self, learning_rate: float | None) -> float | None:
-        """What part of the last known rate is left, if that is half or less."""
+        """What part of the last known rate is left, if that is a drop."""
         before, now = self._rate, learning_rate
         if now is None or not math.isfinite(now):
             return None
+        was_falling = self._kept <= RATE_FALLING
         self._rate = now
-        return now / before if before is not None and before > 0 and now <= RATE_DROP * before else None
+        self._kept = now / before if before is not None and before > 0 else math.inf
+        return self._kept if self._kept <= RATE_DROP and not was_falling else None

@@ -38,12 +38,37 @@ def run(
         ([0.1, None, 0.05], [None, None, 0.5]),
         ([0.1, math.nan, 0.05], [None, None, 0.5]),
         ([0.1, 0.0, 0.0, 0.1], [None, 0.5, None, None]),
+        ([0.1, 0.0, 0.1, 0.05], [None, 0.5, None, 0.5]),
         ([-0.1, -0.2], [None, None]),
         ([None, None], [None, None]),
     ],
 )
 def test_rate_that_drops_to_half_in_one_round_nudges(rates: list[float | None], factors: list[float | None]) -> None:
     assert run([STABLE] * len(rates), rates) == factors
+
+
+@pytest.mark.parametrize(
+    ("rates", "factors"),
+    [
+        ([1.0, 0.5, 0.5, 0.25, 0.25, 0.025], [None, 0.5, None, 0.5, None, 0.5]),  # a step schedule
+        ([1.0, 0.5, 0.25, 0.125, 0.125, 0.0625], [None, 0.5, None, None, None, 0.5]),  # falls on and on: one drop
+        ([1.0, 0.71, 0.35], [None, None, 0.5]),  # a step in a gentle decay
+        ([1.0, 0.7, 0.35], [None] * 3),
+        ([1.0, 0.7, None, 0.35], [None] * 4),
+    ],
+)
+def test_drop_counts_once_and_only_if_the_rate_was_not_falling_already(
+    rates: list[float | None], factors: list[float | None]
+) -> None:
+    assert run([STABLE] * len(rates), rates) == factors
+
+
+@pytest.mark.parametrize("power", [1, 2, 3])
+@pytest.mark.parametrize("last", [1.0, 0.6, 0.1])
+def test_schedule_that_runs_smoothly_to_zero_drops_nowhere(power: int, last: float) -> None:
+    # a cosine ends as a square of what is left; the last window of a run may be a short one
+    left = [(19 - place + last) / 20 for place in range(20)] + [0.0]
+    assert run([STABLE] * len(left), [part**power for part in left]) == [None] * len(left)
 
 
 @pytest.mark.parametrize(
