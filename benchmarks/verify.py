@@ -57,10 +57,17 @@ RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
 PHASE_TESTS = ("phases", "plane_agreement")
 
 STAGES = (
-    Stage("tests", "[1/9] 1, 8: make test passes", ("make", "--no-print-directory", "test"), limit_s=1800),
+    Stage(
+        "tests",
+        "[1/9] 1, 8; [2/9] 3, 7: make test passes, with the float64 oracle (unit/averaging) and the flipped bit "
+        "(core/test_disagreement, test_rank_shell)",
+        ("make", "--no-print-directory", "test"),
+        limit_s=1800,
+    ),
     Stage(
         "long properties",
-        "[1/9] 3, 8; [2/9] 5: invariants, exact coverage and the cadence's promises under many examples and seeds",
+        "[1/9] 3, 8; [2/9] 3, 5, 7: many examples and seeds of invariants, exact coverage, the cadence's promises, the "
+        "float64 oracle (test_averaging_props) and flipped bits (sim)",
         _pytest("-n", "2", "-m", "", "--timeout", "1800", "tests/property", "tests/sim"),
         limit_s=7200,
         env={"HYPOTHESIS_PROFILE": "verify", "FLODL_TEST_TIME_FACTOR": "20"},
