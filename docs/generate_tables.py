@@ -69,7 +69,7 @@ def table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 # --------------------------------------------------------------------------------------------------------- messages
 def who_says_what() -> str:
-    """The unions at the end of ``flodl.messages``: what each connection may carry."""
+    """The unions of ``flodl.messages``: what each connection may carry."""
     ways = (
         ("rank → daemon", messages.RankToDaemon),
         ("daemon → rank", messages.DaemonToRank),
@@ -85,13 +85,12 @@ def who_says_what() -> str:
 
 def message_fields() -> str:
     """Every message with its fields and the first sentence of its docstring."""
-    order = {name: number for number, name in enumerate(vars(messages))}
-    names = sorted(_names(messages.Message), key=lambda name: order[name])
+    speakers = (messages.handshake, messages.daemon, messages.rank, messages.controller, messages.head)
+    said = [each for speaker in speakers for each in vars(speaker).values() if each in get_args(messages.Message)]
     rows = []
-    for name in names:
-        cls = getattr(messages, name)
+    for cls in said:
         listed = ", ".join(f"`{each.name}: {_type(each.type)}`" for each in fields(cls)) or "–"
-        rows.append((f"`{name}`", listed, first_sentence(cls.__doc__)))
+        rows.append((f"`{cls.__name__}`", listed, first_sentence(cls.__doc__)))
     return table(("message", "fields", "meaning"), rows)
 
 
@@ -120,7 +119,7 @@ def _names(union: Any) -> list[str]:
 def _type(annotation: Any) -> str:
     text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
     text = str(annotation) if "[" in str(annotation) or "|" in str(annotation) else text
-    return re.sub(r"\b(?:flodl\.\w+|collections\.abc|typing)\.", "", text)
+    return re.sub(r"\b(?:flodl(?:\.[a-z_]+)+|collections\.abc|typing)\.", "", text)
 
 
 def first_sentence(doc: str | None) -> str:

@@ -1,0 +1,104 @@
+"""What a daemon says: to the controller, and last to its own ranks."""
+
+from dataclasses import dataclass
+
+from flodl.ids import HostName, RankId, RoundKey
+
+
+# ---------------------------------------------------------------------------------------------------- to the controller
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One device as offered. ``kind`` is cpu or cuda, ``index`` the local ordinal, ``id`` the opaque pin (UUID)."""
+
+    kind: str
+    index: int
+    id: str = ""
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostHello:
+    """A daemon introduces its host. ``address`` is the local address that reached the controller."""
+
+    host: HostName
+    pid: int
+    machine_id: str
+    address: str
+    devices: tuple[Device, ...]
+    cores: int
+    python: str
+    torch: str
+    flodl: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankBeat:
+    """One rank as its daemon sees it: ``age_ms`` since its own heartbeat, its step counter.
+
+    ``has_beaten`` is False until the rank's agent has spoken once (imports and model building come before).
+    """
+
+    rank: RankId
+    has_beaten: bool
+    age_ms: int
+    steps: int
+    rss_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The host is alive; sent every ``heartbeat_s`` whatever the ranks do."""
+
+    host: HostName
+    ranks: tuple[RankBeat, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankExited:
+    """A rank's process ended: ``code`` its exit code, or ``signal`` (>0) when a signal ended it.
+
+    ``by_us`` says that the daemon ended it on the controller's word or after a rank's own finish.
+    """
+
+    rank: RankId
+    code: int
+    signal: int
+    by_us: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Bytes of a rank's stdout or stderr. ``offset`` counts from the stream's first byte: repeats are dropped."""
+
+    rank: RankId
+    stream: str
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HostStopped:
+    """All ranks of the host are gone and the daemon is about to leave."""
+
+    host: HostName
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------------------- to the rank
+@dataclass(frozen=True, slots=True)
+class ReduceSlice:
+    """CPU plane: every local contribution is written; reduce slice ``index`` of ``slices`` over ``slots``."""
+
+    rank: RankId
+    key: RoundKey
+    index: int
+    slices: int
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResultReady:
+    """CPU plane: the consensus lies in the result area."""
+
+    rank: RankId
+    key: RoundKey

@@ -1,0 +1,51 @@
+"""What the head says, and a client."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from flodl.ids import Version
+from flodl.messages.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class HeadReady:
+    """The script's settings as the head sees them; compared with the ranks'."""
+
+    settings: Settings
+    fingerprint: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadError:
+    """The head's own exception, before it ends."""
+
+    error: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequest:
+    """Orderly stop (one more round, then everything ends), or ``abort`` at once. ``source`` says who asked."""
+
+    source: str
+    abort: bool
+    exit_code: int
+
+
+class GuardVerdict(StrEnum):
+    """What a convergence guard says to a round's proposal: commit it, drop a growth, or cut the anchor instead."""
+
+    STABLE = "stable"
+    SUPPRESS_GROWTH = "suppress_growth"
+    NUDGE_DOWN = "nudge_down"
+
+
+@dataclass(frozen=True, slots=True)
+class RoundJudged:
+    """The user's guard has answered, or failed (``error``). ``factor`` counts with ``nudge_down`` only."""
+
+    version: Version
+    verdict: GuardVerdict
+    factor: float
+    error: str

@@ -1,0 +1,91 @@
+"""Who may say what to whom: a message of another union on a connection is a protocol error."""
+
+from typing import TypeAlias
+
+from flodl.messages.controller import (
+    AbortRound,
+    Admitted,
+    CloseRound,
+    CloseWindow,
+    Commit,
+    DescribeSum,
+    EpochReport,
+    EvalReport,
+    Evict,
+    FinishRank,
+    FormGroup,
+    Heard,
+    JudgeRound,
+    KillRank,
+    OpenRound,
+    RunEnded,
+    RunEval,
+    SendState,
+    SpawnRanks,
+    StartRound,
+    StopAccepted,
+    StopHost,
+    StoreReply,
+    WindowPlan,
+)
+from flodl.messages.daemon import Beat, HostHello, HostStopped, LogChunk, RankExited, ReduceSlice, ResultReady
+from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
+from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.rank import (
+    ContributionWritten,
+    EvalDone,
+    GroupFormed,
+    MinReached,
+    RankAlive,
+    RankError,
+    RankFinished,
+    RankHello,
+    RankReady,
+    Reduced,
+    SliceReduced,
+    StateSent,
+    StoreRequest,
+    SumDescribed,
+    WindowDone,
+)
+
+FromRank: TypeAlias = (
+    RankReady
+    | RankError
+    | StoreRequest
+    | GroupFormed
+    | MinReached
+    | WindowDone
+    | Reduced
+    | SumDescribed
+    | EvalDone
+    | StateSent
+    | RankFinished
+)
+RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | ContributionWritten | SliceReduced
+ToRank: TypeAlias = (
+    Admitted
+    | StoreReply
+    | FormGroup
+    | WindowPlan
+    | CloseWindow
+    | StartRound
+    | DescribeSum
+    | AbortRound
+    | Commit
+    | RunEval
+    | SendState
+    | FinishRank
+    | Evict
+)
+DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
+FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | FromRank
+ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
+FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
+ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
+FromClient: TypeAlias = StopRequest
+ToClient: TypeAlias = StopAccepted
+Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
+Message: TypeAlias = (
+    Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient
+)
