@@ -38,6 +38,8 @@ INITIAL_ANCHOR = 4
 SETTLED = 4
 """Times the initial anchor."""
 SETTLED_ROUNDS = 10
+TARGET, ASYNC_TARGET = 0.05, 0.01
+"""Of overhead. A round that trains on costs an asynchronous rank next to nothing: it needs a stricter one to grow."""
 LIMIT_S = 120.0
 POLL_S = 0.01
 NUDGE_WITHIN, VETO_WITHIN = 2, 4
@@ -84,6 +86,7 @@ def measure(mode: str, guard: str) -> Figures:
     with tempfile.TemporaryDirectory(prefix="fdl-divergence-") as name:
         folder = Path(name)
         flags = ["--trigger", str(folder / "trigger"), "--log", str(folder), "--mode", mode, "--guard", guard]
+        flags += ["--overhead-target", str(ASYNC_TARGET if Mode(mode).is_async else TARGET)]
         flags += ["--anchor", str(INITIAL_ANCHOR), *(["--no-meta"] if guard == "none" else [])]
         command, env = launch_command(RANKS, JOB, flags), os.environ | launch_env(folder)
         with (folder / "said").open("w") as said:
@@ -157,6 +160,7 @@ def _judge(mode: str, guard: str, events: dict[str, list[dict[str, Any]]], folde
     veto = _place(verdict == "suppress_growth" for verdict in verdicts)
     nudge = _place(each["committed_anchor"] < each["anchor"] and each["verdict"] == "nudge_down" for each in rounds)
     by_meta = _place(bool(each["nudge"]) for each in rounds)
+    due = _nudge_due(rounds)
     vetoes = None if veto is None or by_meta is None else by_meta - veto + 1
     return Figures(
         mode,
@@ -165,13 +169,23 @@ def _judge(mode: str, guard: str, events: dict[str, list[dict[str, Any]]], folde
         veto_round=veto,
         nudge_round=nudge,
         vetoes_to_nudge=vetoes,
-        expected_vetoes=None if by_meta is None else RULES[Phase[rounds[by_meta - 1]["phase"].upper()]].objections,
+        expected_vetoes=None if veto is None or due is None else due - veto + 1,
         growths_vetoed=sum(each["version"] >= first for each in events.get("growth_vetoed", ())),
         alarms_before=sum(each["verdict"] != "stable" for each in before),
         divergences=tuple(each["divergence"] for each in rounds[:10]),
         anchors=tuple(each["committed_anchor"] for each in rounds[:10]),
         is_finite=_is_finite(folder),
     )
+
+
+def _nudge_due(rounds: Sequence[dict[str, Any]]) -> int | None:
+    """In which round the objections in a row are first as many as its phase takes."""
+    objections = 0
+    for number, each in enumerate(rounds, start=1):
+        objections = objections + 1 if each["verdict"] == "suppress_growth" else 0
+        if objections >= RULES[Phase[each["phase"].upper()]].objections:
+            return number
+    return None
 
 
 def _place(matches: Any) -> int | None:

@@ -98,7 +98,7 @@ class Step:
 def train_with_flodl(args: argparse.Namespace, step: Step) -> list[torch.Tensor]:
     cadence = flodl.ElCheConfig(mode=args.mode, guard=GUARDS[args.guard], meta_controller=not args.no_meta)
     if not flodl.ElCheMode(args.mode).is_sync:
-        cadence = cadence.anchor(args.anchor).max_anchor(args.max_anchor)
+        cadence = cadence.anchor(args.anchor).max_anchor(args.max_anchor).overhead_target(args.overhead_target)
     handle = (
         flodl.Trainer.builder(lambda device: Mean().to(device), step.make_optimizer, step)
         .dataset(Vectors(args.steps * args.world_size * BATCH_SIZE))
@@ -136,6 +136,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--no-meta", action="store_true")
     parser.add_argument("--anchor", type=int, default=4)
     parser.add_argument("--max-anchor", type=int, default=40)
+    parser.add_argument("--overhead-target", type=float, default=0.05)
     parser.add_argument("--step-ms", type=float, default=3.0)
     parser.add_argument("--steps", type=int, default=2000, help="of each rank, on average")
     parser.add_argument("--world-size", type=int, default=3)
