@@ -2,9 +2,9 @@
 
 A guard sees every committed round once, in order, and answers with an action. ``NoGuard`` never objects. ``TrendGuard``
 (the default) objects while the divergence keeps rising. ``MsfGuard`` follows the divergence's rate of growth per step,
-and objects or cuts the anchor when it stays positive. Both object to ranks that are lost: a runaway rank pulls the
-consensus with it, so the divergence settles above 1 and rises no more. Anything with a ``judge`` method is a guard; one
-of the user's own is asked in the head (``core.cadence`` knows how).
+and objects or cuts the anchor when it stays positive. Both object to ranks that are lost, and for some rounds more: a
+runaway rank pulls the consensus with it, so the divergence settles about 1 and rises no more. Anything with a ``judge``
+method is a guard; one of the user's own is asked in the head (``core.cadence`` knows how).
 
 Invariant: a divergence of 0 and one that is not finite are harmless. A guard does not know what its action leads to.
 
@@ -91,7 +91,7 @@ class TrendGuard:
     That is: among the last 5 values and the newest there are three rises in a row, each to a value above ``threshold``.
     A value has risen when it is above the one before it, or still above twice the one before the whole row: a rank that
     goes astray shows as one jump that does not come down again. The objection stands while those rises are remembered.
-    A value above 1 (and the threshold) is an objection by itself: the ranks are lost, whether or not it still rises.
+    A value above 1 (and the threshold) is an objection by itself, as long as it is remembered: the ranks are lost.
     """
 
     def __init__(self, threshold: float = _DEFAULT.threshold) -> None:
@@ -119,7 +119,7 @@ class TrendGuard:
         values = [*self._history, figures.divergence]
         self._history.append(figures.divergence)
         has_trend = any(self._rises_after(values, start) for start in range(len(values) - RISES))
-        is_lost = figures.divergence > max(LOST, self.threshold)
+        is_lost = max(values) > max(LOST, self.threshold)
         return ConvergenceAction.SUPPRESS_GROWTH if has_trend or is_lost else ConvergenceAction.STABLE
 
     def _rises_after(self, values: Sequence[float], start: int) -> bool:
@@ -135,7 +135,7 @@ class MsfGuard:
 
     λ above the suppress threshold for n rounds in a row objects to growth, until it falls below. λ above the nudge
     threshold for n rounds in a row cuts the anchor; the next cut needs n rounds of its own. A divergence above 1 is an
-    objection whatever λ is: the ranks are lost, whether or not it still grows.
+    objection whatever λ is, in its round and the five that follow: the ranks are lost.
     ``MsfGuard().with_nudge(n=1)`` reacts to the first jump. Nothing of it survives a resume: it warms up again.
     """
 
@@ -145,6 +145,7 @@ class MsfGuard:
         self._previous: float | None = None
         self._suppress_streak = 0
         self._nudge_streak = 0
+        self._lost_rounds = 0
 
     @classmethod
     def of(cls, settings: GuardSettings) -> "MsfGuard":
@@ -185,6 +186,7 @@ class MsfGuard:
 
     def judge(self, figures: RoundFigures) -> ConvergenceAction:
         """Take the round in; one whose divergence has no logarithm says nothing and breaks every streak."""
+        self._lost_rounds = HISTORY + 1 if LOST < figures.divergence < math.inf else max(0, self._lost_rounds - 1)
         if not self._follow(figures):
             self._suppress_streak = self._nudge_streak = 0
             return ConvergenceAction.STABLE
@@ -194,7 +196,7 @@ class MsfGuard:
         if self._nudge_streak >= settings.nudge_rounds:
             self._nudge_streak = 0
             return ConvergenceAction.nudge_down(settings.nudge_factor)
-        if self._suppress_streak >= settings.suppress_rounds or figures.divergence > LOST:
+        if self._suppress_streak >= settings.suppress_rounds or self._lost_rounds:
             return ConvergenceAction.SUPPRESS_GROWTH
         return ConvergenceAction.STABLE
 

@@ -107,7 +107,8 @@ def test_trend_guard_objects_to_a_jump_that_does_not_come_down(
         (0.05, [1.0], STABLE),
         (0.05, [1.01], SUPPRESS),  # at once, and
         (0.05, [1.33] * 20, SUPPRESS),  # as long as it stays there
-        (0.05, [1.33, 1.33, 1.33, 1.33, 0.9], STABLE),
+        (0.05, [1.33, 0.9, 0.8, 0.7, 0.6, 0.5], SUPPRESS),  # and a while longer
+        (0.05, [1.33, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4], STABLE),
         (2.0, [1.33], STABLE),  # asked for
         (2.0, [2.5], SUPPRESS),
     ],
@@ -192,7 +193,8 @@ def test_msf_guard_needs_new_evidence_for_every_cut() -> None:
 
 def test_msf_guard_objects_to_ranks_that_are_lost_whatever_their_growth() -> None:
     guard = MsfGuard()
-    assert judged(guard, [1.0, 1.01, 1.01, 1.01, 0.9]) == [STABLE, SUPPRESS, SUPPRESS, SUPPRESS, STABLE]
+    assert judged(guard, [1.0, 1.01, 1.01, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4]) == [STABLE, *[SUPPRESS] * 7, STABLE]
+    assert judged(MsfGuard(), [1.0, 1.01, math.inf, 0.9]) == [STABLE, SUPPRESS, STABLE, STABLE]
     assert judged(MsfGuard().with_nudge(n=1), [0.1, 1.3])[-1] == ConvergenceAction.nudge_down(0.5)
 
 
