@@ -139,6 +139,7 @@ class Controller:
             message = f"the controller failed: {error}; its log is {self._run.logs / 'controller.log'}"
             if self._outcome is None:
                 self._outcome = act.Outcome("failed", 1, message, None, (), 0)
+                self._run.release_reserve()
                 self._save_outcome(self._outcome)
             raise FlodlError(message) from error
 
@@ -434,8 +435,9 @@ class Controller:
         assert self._outcome is not None
         self._events.end()
         self._logs.end()
-        self._save_state()
+        self._run.release_reserve()
         self._save_outcome(self._outcome)
+        self._save_state()
         _log.info("run %s: exit code %d %s", self._outcome.status, self._outcome.exit_code, self._outcome.message)
         if self._head_stream is not None:
             await self._head_stream.close(FAREWELL_S)  # a head that is not ours to end has its result to read

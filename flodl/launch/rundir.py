@@ -6,6 +6,7 @@
         controller.json  written by the controller once it listens: a ``ControllerInfo``
         state.json       the last snapshot            outcome.json   how the run ended
         events.jsonl     what happened                logs/          controller.log, daemon-HOST.log, rankR.STREAM.log
+        .reserve         room for the last two documents, until they are written
 
 Processes are known by pid and start time, never by name: a number that the kernel has given to somebody else is dead.
 """
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +26,9 @@ from flodl.errors import ConfigError, PreflightError
 from flodl.launch.document import DocumentFault, dump, load
 
 TOKEN_BYTES: Final = 32
+RESERVE_NAME: Final = ".reserve"
+RESERVE_BYTES: Final = 64 * 1024
+"""Kept free for the outcome of a run whose disk its own logs have filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,19 @@ class RunDir:
         target = self.path / name
         temporary = self.path / f".{name}.{os.getpid()}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with open(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        temporary.replace(target)
+        try:
+            with open(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+            temporary.replace(target)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
         return target
+
+    def release_reserve(self) -> None:
+        """Give back the room that was kept for the run's last words: they are about to be written."""
+        with contextlib.suppress(OSError):
+            (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """The JSON object in the file ``name``; None where there is none (yet)."""
@@ -161,15 +175,29 @@ def create(run_id: str) -> RunDir:
     try:
         run.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         run.path.mkdir(mode=0o700)
-        run.logs.mkdir(mode=0o700)
-        descriptor = os.open(run.token_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            _furnish(run)
+        except OSError:
+            shutil.rmtree(run.path, ignore_errors=True)  # half a run would be taken for the latest one
+            raise
     except OSError as error:
         raise PreflightError(
             f"{run.path}: {error.strerror}; runs are kept there, FDL_STATE_HOME names another folder"
         ) from None
-    with open(descriptor, "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(TOKEN_BYTES))
     return run
+
+
+def _furnish(run: RunDir) -> None:
+    """What every run's directory has from the start. Raises OSError."""
+    run.logs.mkdir(mode=0o700)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(run.token_path, flags, 0o600), "w", encoding="ascii") as file:
+        file.write(secrets.token_hex(TOKEN_BYTES))
+    reserve = os.open(run.path / RESERVE_NAME, flags, 0o600)
+    try:
+        os.posix_fallocate(reserve, 0, RESERVE_BYTES)
+    finally:
+        os.close(reserve)
 
 
 def all_runs() -> list[RunDir]:

@@ -1,5 +1,6 @@
 """The registry of runs: what is created, with which modes, and which run a word means."""
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -135,6 +136,35 @@ def test_unwritable_state_folder_names_the_variable(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "file"))
     with pytest.raises(PreflightError, match="FDL_STATE_HOME"):
         rundir.create("x")
+
+
+def test_full_disk_is_said_before_the_start_and_leaves_no_half_run(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(PreflightError, match="No space left on device; runs are kept there, FDL_STATE_HOME names"):
+        rundir.create("20260101-000000-0000")
+    assert rundir.all_runs() == []
+
+
+def test_room_for_the_last_words_is_kept_until_they_are_written() -> None:
+    run = rundir.create("20260101-000000-0000")
+    reserve = run.path / rundir.RESERVE_NAME
+    assert reserve.stat().st_blocks * 512 >= rundir.RESERVE_BYTES
+    run.release_reserve()
+    run.release_reserve()
+    assert not reserve.exists()
+
+
+def test_document_that_cannot_be_written_leaves_nothing_beside_the_old_one() -> None:
+    run = make("20260101-000000-0000")
+    (run.path / "state.json").mkdir()  # a file cannot take its place
+    with pytest.raises(OSError, match="directory"):
+        run.write("state.json", "{}")
+    assert [path.name for path in run.path.iterdir() if path.name.startswith(".state")] == []
 
 
 @pytest.mark.parametrize(
