@@ -1,0 +1,100 @@
+"""Reading a bundle: the meta file first, then exactly the parts that it names."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flodl.checkpoint.bundle import MAX_META_BYTES, META_SUFFIX, BundleMeta, Part, Stem
+from flodl.errors import CheckpointError
+
+READ_BYTES: Final = 1 << 20
+ATTEMPTS: Final = 5
+"""A save that is committed between two of our reads makes us begin again; so often in a row is no coincidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """One bundle as it was found: its meta file, and where each part lies, by suffix."""
+
+    stem: Stem
+    meta: BundleMeta
+    paths: dict[str, Path]
+
+
+def read_meta(stem: Stem) -> BundleMeta:
+    """The content of the meta file.
+
+    Raises:
+        CheckpointError: there is none, or it cannot be read.
+    """
+    try:
+        with open(stem.meta, "rb") as file:
+            text = file.read(MAX_META_BYTES + 1)
+    except FileNotFoundError:
+        raise CheckpointError(_absent(stem)) from None
+    except OSError as error:
+        raise CheckpointError(f"{stem.meta} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_META_BYTES:
+        raise CheckpointError(
+            f"{stem.meta} has more than {MAX_META_BYTES} bytes; it is not the meta file of a checkpoint"
+        )
+    return BundleMeta.from_json(text, str(stem.meta))
+
+
+def find(path: str | os.PathLike[str]) -> Bundle:
+    """The whole bundle at a stem, every byte of it checked.
+
+    Raises:
+        CheckpointError: there is none, it cannot be read, or a part is missing or damaged, which is named.
+    """
+    stem = Stem.of(path)
+    fault: CheckpointError | None = None
+    save_id = ""
+    for _ in range(ATTEMPTS):
+        meta = read_meta(stem)
+        if fault is not None and meta.save_id == save_id:
+            raise fault  # nobody has saved in between: it is as it looks
+        save_id = meta.save_id
+        try:
+            return Bundle(stem, meta, {part.suffix: _locate(stem, meta, part) for part in meta.parts})
+        except CheckpointError as error:
+            fault = error
+    raise CheckpointError(f"{stem}: the checkpoint is replaced again and again while it is read")
+
+
+def _locate(stem: Stem, meta: BundleMeta, part: Part) -> Path:
+    """Where ``part`` lies: under the name of its save until the writer has renamed it."""
+    for path in (stem.staged(meta.save_id, part.suffix), stem.plain(part.suffix)):
+        try:
+            size_bytes, sha256 = _measure(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        if size_bytes != part.size_bytes:
+            raise CheckpointError(f"{path} is damaged: it has {size_bytes} bytes, expected {part.size_bytes}")
+        if sha256 != part.sha256:
+            raise CheckpointError(f"{path} is damaged: its SHA-256 is {sha256}, expected {part.sha256}")
+        return path
+    raise CheckpointError(f"{stem.plain(part.suffix)} is missing; {stem.meta.name} says that it belongs there")
+
+
+def _measure(path: Path) -> tuple[int, str]:
+    digest, size_bytes = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while data := file.read(READ_BYTES):
+            digest.update(data)
+            size_bytes += len(data)
+    return size_bytes, digest.hexdigest()
+
+
+def _absent(stem: Stem) -> str:
+    try:
+        found = sorted(name for name in os.listdir(stem.folder) if name.endswith(META_SUFFIX))
+    except OSError as error:
+        return f"{stem.folder} cannot be read: {error.strerror}"
+    near = ", ".join(name.removesuffix(META_SUFFIX) for name in found[:5])
+    there = f"; in {stem.folder} there is {near}" if near else ""
+    return f"there is no checkpoint {stem}: {stem.meta.name} does not exist{there}"

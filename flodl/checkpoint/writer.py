@@ -1,0 +1,202 @@
+"""Writing a bundle: whatever happens at whatever moment, the one before stays whole until the new one is.
+
+Files are written beside their targets, synced, and renamed; the folder is synced after every rename. Nothing is
+replaced before ``commit``. A writer that is killed leaves files that the next one sweeps.
+"""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+from flodl.checkpoint.bundle import (
+    META_SUFFIX,
+    MODEL_SUFFIX,
+    OPTIONAL_SUFFIXES,
+    SAVE_ID_HEX,
+    BundleMeta,
+    Part,
+    Position,
+    SaveReason,
+    Stem,
+)
+from flodl.checkpoint.reader import read_meta
+from flodl.errors import CheckpointError
+
+_REMEDIES: Final = {
+    errno.ENOSPC: "free some space there, or save elsewhere",
+    errno.EDQUOT: "your quota there is used up: delete something, or save elsewhere",
+    errno.EROFS: "it is mounted read-only: save elsewhere",
+    errno.EACCES: "you may not write there: save to a folder of your own",
+    errno.EPERM: "you may not write there: save to a folder of your own",
+    errno.ENOENT: "the folder does not exist any more: create it again",
+}
+
+
+class PartWriter:
+    """One part while it is written; made by ``BundleWriter.part``."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Of what was written so far, in hex."""
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        """Append. Raises OSError; ``BundleWriter.part`` says it in words."""
+        rest = memoryview(data).cast("B")
+        self._digest.update(rest)
+        self.size_bytes += len(rest)
+        while rest:
+            rest = rest[os.write(self._fd, rest) :]
+
+
+class BundleWriter:
+    """One save: parts, then ``commit``; without it everything is taken back at the end of the ``with`` block."""
+
+    def __init__(self, stem: Stem) -> None:
+        """Assigns only. One writer at a time for a stem."""
+        self._stem = stem
+        self._save_id = secrets.token_hex(SAVE_ID_HEX // 2)
+        self._parts: list[Part] = []
+        self._files: list[Path] = []
+
+    def __enter__(self) -> "BundleWriter":
+        """Make the folder and sweep what an earlier writer left.
+
+        Raises:
+            CheckpointError: the folder cannot be made or written to, or a target is a symbolic link.
+        """
+        with self._in_words():
+            self._stem.folder.mkdir(parents=True, exist_ok=True)
+            _refuse_links(self._stem)
+            sweep(self._stem)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take back what was not committed."""
+        for path in self._files:
+            with suppress(OSError):
+                os.unlink(path)
+
+    @contextmanager
+    def part(self, suffix: str) -> Iterator[PartWriter]:
+        """Write the part ``<stem><suffix>``; it is synced at the end of the block.
+
+        Raises:
+            CheckpointError: it cannot be written; the remedy is named. The bundle before is untouched.
+        """
+        path = self._stem.staged(self._save_id, suffix)
+        with self._in_words(), self._new_file(path) as fd:
+            writer = PartWriter(fd)
+            yield writer
+        self._parts.append(Part(suffix, writer.size_bytes, writer.sha256))
+
+    def commit(
+        self,
+        reason: SaveReason,
+        position: Position,
+        settings: Mapping[str, Any] | None = None,
+        versions: Mapping[str, str] | None = None,
+    ) -> BundleMeta:
+        """Publish the bundle: from the rename of the meta file on it is the one that a reader finds.
+
+        Raises:
+            CheckpointError: it cannot be written; the bundle before is untouched.
+        """
+        stem, save_id = self._stem, self._save_id
+        meta = BundleMeta(save_id, reason, time.time(), tuple(self._parts), position, settings or {}, versions or {})
+        staged = stem.staged(save_id, META_SUFFIX)
+        with self._in_words():
+            with self._new_file(staged) as fd:
+                PartWriter(fd).write(meta.to_json().encode())
+            _sync_folder(stem.folder)
+            os.rename(staged, stem.meta)
+            self._files = []
+            _sync_folder(stem.folder)
+            _settle(stem, meta)
+        return meta
+
+    @contextmanager
+    def _new_file(self, path: Path) -> Iterator[int]:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        self._files.append(path)
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = _REMEDIES.get(error.errno or 0, "")
+            reason = f"{error.strerror or error}{': ' + remedy if remedy else ''}"
+            kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
+            raise CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason}{kept}") from error
+
+
+def sweep(stem: Stem) -> None:
+    """Finish what a writer did not live to finish: parts of the committed bundle get their names, others go.
+
+    Raises:
+        CheckpointError: there is a meta file that cannot be read; nothing is touched then.
+        OSError: the folder cannot be read or changed.
+    """
+    save_id = ""
+    if os.path.lexists(stem.meta):
+        meta = read_meta(stem)
+        save_id = meta.save_id
+        _settle(stem, meta)
+    mine = re.compile(re.escape(stem.name) + rf"\.([0-9a-f]{{{SAVE_ID_HEX}}})\.[^/]+")
+    with os.scandir(stem.folder) as entries:
+        stale = [e.path for e in entries if (match := mine.fullmatch(e.name)) and match[1] != save_id]
+    for path in stale:
+        os.unlink(path)
+
+
+def _settle(stem: Stem, meta: BundleMeta) -> None:
+    """Give the parts of a committed bundle their plain names, and remove those that only the bundle before had."""
+    changed = False
+    for part in meta.parts:
+        staged, plain = stem.staged(meta.save_id, part.suffix), stem.plain(part.suffix)
+        if os.path.lexists(staged):
+            os.rename(staged, plain)
+            changed = True
+    for suffix in OPTIONAL_SUFFIXES:
+        is_mine = not os.path.lexists(Stem.of(stem.plain(suffix)).meta)  # run.outer may be a checkpoint of that name
+        if suffix not in {part.suffix for part in meta.parts} and is_mine and os.path.lexists(stem.plain(suffix)):
+            os.unlink(stem.plain(suffix))
+            changed = True
+    if changed:
+        _sync_folder(stem.folder)
+
+
+def _refuse_links(stem: Stem) -> None:
+    """Renaming would replace the link and leave the file that it names as it was."""
+    for path in (stem.meta, *(stem.plain(suffix) for suffix in (MODEL_SUFFIX, *OPTIONAL_SUFFIXES))):
+        if path.is_symlink():
+            raise CheckpointError(f"{path} is a symbolic link to {os.readlink(path)}; save to that place itself")
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

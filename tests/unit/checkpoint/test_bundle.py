@@ -1,0 +1,261 @@
+"""A bundle on disk is the old one or the new one, whatever happens in between, and says what is wrong with it."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flodl.checkpoint import writer
+from flodl.checkpoint.bundle import BundleMeta, Position, SaveReason, Stem
+from flodl.checkpoint.reader import Bundle, find, read_meta
+from flodl.checkpoint.writer import BundleWriter
+from flodl.errors import CheckpointError
+from flodl.ids import Span
+
+POSITION = Position(version=7, epoch=1, pass_index=1, merged=(Span(0, 40), Span(80, 8)), global_step=30, world_size=3)
+
+
+def save(path: Path, content: bytes, *suffixes: str, position: Position = POSITION) -> BundleMeta:
+    with BundleWriter(Stem.of(path)) as bundle:
+        for suffix in suffixes or (".fdl",):
+            with bundle.part(suffix) as part:
+                part.write(content[: len(content) // 2])
+                part.write(content[len(content) // 2 :])
+        return bundle.commit(SaveReason.CHECKPOINT, position, {"seed": 3}, {"flodl": "0.1.0"})
+
+
+def content_of(bundle: Bundle, suffix: str = ".fdl") -> bytes:
+    return bundle.paths[suffix].read_bytes()
+
+
+# ---------------------------------------------------------------------------------------------------- there and back
+@pytest.mark.parametrize("ending", ["", ".fdl", ".meta.json"])
+def test_bundle_is_found_by_its_stem_with_or_without_an_ending(tmp_path: Path, ending: str) -> None:
+    save(tmp_path / "new" / "run", b"weights", ".fdl", ".outer.fdl")
+
+    bundle = find(tmp_path / "new" / f"run{ending}")
+
+    assert (content_of(bundle), content_of(bundle, ".outer.fdl")) == (b"weights", b"weights")
+    assert (bundle.meta.reason, bundle.meta.position) == (SaveReason.CHECKPOINT, POSITION)
+    assert (bundle.meta.settings, bundle.meta.versions) == ({"seed": 3}, {"flodl": "0.1.0"})
+    assert sorted(os.listdir(tmp_path / "new")) == ["run.fdl", "run.meta.json", "run.outer.fdl"]
+
+
+def test_part_that_only_the_bundle_before_had_goes(tmp_path: Path) -> None:
+    save(tmp_path / "run", b"one", ".fdl", ".outer.fdl", ".config.json")
+    save(tmp_path / "run", b"two", ".fdl", ".config.json")
+
+    assert sorted(os.listdir(tmp_path)) == ["run.config.json", "run.fdl", "run.meta.json"]
+
+
+def test_checkpoint_that_is_called_like_a_part_of_another_one_stays(tmp_path: Path) -> None:
+    save(tmp_path / "run.outer", b"another")
+    save(tmp_path / "run", b"mine")
+
+    assert content_of(find(tmp_path / "run.outer")) == b"another"
+
+
+def test_writer_that_does_not_commit_leaves_nothing(tmp_path: Path) -> None:
+    save(tmp_path / "run", b"old")
+    before = sorted(os.listdir(tmp_path))
+
+    def break_off() -> None:
+        with BundleWriter(Stem.of(tmp_path / "run")) as bundle, bundle.part(".fdl") as part:
+            part.write(b"new")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        break_off()
+
+    assert sorted(os.listdir(tmp_path)) == before
+    assert content_of(find(tmp_path / "run")) == b"old"
+
+
+# ------------------------------------------------------------------------------------------------- killed at any moment
+OPERATIONS = ("open", "write", "fsync", "rename", "unlink", "close")
+LEAST_OPERATIONS = 15
+NEVER = 10**9
+
+
+class Killed(BaseException):
+    """The process ended here: nothing after this instruction happened."""
+
+
+@pytest.fixture
+def operations_left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """After so many file operations of the writer the process is killed, halfway through a write."""
+
+    def guarded(name: str) -> Callable[..., Any]:
+        real = getattr(os, name)
+
+        def operate(*arguments: Any, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == 0 and name == "write":
+                real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+            if left[0] <= 0:
+                raise Killed
+            # Nothing outside this process looks at the disk, and syncing hundreds of times takes a minute.
+            return None if name == "fsync" else real(*arguments, **options)
+
+        return operate
+
+    left = [0]
+    fake = {name: getattr(os, name) for name in dir(os)} | {name: guarded(name) for name in OPERATIONS}
+    monkeypatch.setattr(writer, "os", SimpleNamespace(**fake))
+    return left
+
+
+@pytest.mark.parametrize("suffixes", [(".fdl",), (".fdl", ".outer.fdl")])
+def test_kill_at_any_file_operation_leaves_the_old_bundle_or_the_new_one(
+    tmp_path: Path, suffixes: tuple[str, ...], operations_left: list[int]
+) -> None:
+    seen, at, was_killed = set(), 0, True
+    while was_killed:
+        at += 1
+        operations_left[0] = NEVER
+        save(tmp_path / "run", b"old bytes", ".fdl", ".outer.fdl")
+        operations_left[0] = at
+        try:
+            save(tmp_path / "run", b"new bytes", *suffixes, position=replace(POSITION, version=8))
+            was_killed = False
+        except Killed:
+            was_killed = True
+        bundle = find(tmp_path / "run")
+        is_new = bundle.meta.position.version == 8
+        contents = {content_of(bundle, part.suffix) for part in bundle.meta.parts}
+        assert contents == {b"new bytes" if is_new else b"old bytes"}
+        seen.add(is_new)
+        operations_left[0] = NEVER
+        save(tmp_path / "run", b"next")  # and whatever was left is swept
+        assert sorted(os.listdir(tmp_path)) == ["run.fdl", "run.meta.json"]
+    assert at > LEAST_OPERATIONS
+    assert seen == {True, False}
+
+
+# ------------------------------------------------------------------------------------------------------- what is wrong
+def test_damage_is_named(tmp_path: Path) -> None:
+    save(tmp_path / "run", b"weights")
+    (tmp_path / "run.fdl").write_bytes(b"wEights")
+    with pytest.raises(CheckpointError, match=r"run\.fdl is damaged: its SHA-256 is"):
+        find(tmp_path / "run")
+    (tmp_path / "run.fdl").write_bytes(b"we")
+    with pytest.raises(CheckpointError, match=r"run\.fdl is damaged: it has 2 bytes, expected 7"):
+        find(tmp_path / "run")
+    (tmp_path / "run.fdl").unlink()
+    with pytest.raises(CheckpointError, match=r"run\.fdl is missing; run\.meta\.json says that it belongs there"):
+        find(tmp_path / "run")
+
+
+def test_absent_checkpoint_names_its_neighbours(tmp_path: Path) -> None:
+    save(tmp_path / "run43", b"weights")
+    with pytest.raises(CheckpointError, match=r"no checkpoint .*run42: .* there is run43$"):
+        find(tmp_path / "run42")
+    with pytest.raises(CheckpointError, match=r"nowhere cannot be read: No such file"):
+        find(tmp_path / "nowhere" / "run")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "format 2, this flodl reads up to 1; upgrade"),
+        ({"format": True}, "format True"),
+        ({"reason": "Whim"}, "is damaged"),
+        ({"save_id": "../../../etc"}, "is damaged"),
+        ({"saved_at_s": "now"}, "is damaged"),
+        ({"parts": [{"suffix": "/../../x", "size_bytes": 1, "sha256": ""}]}, "is damaged"),
+        ({"parts": [{"suffix": ".fdl", "size_bytes": -1, "sha256": ""}]}, "is damaged"),
+        ({"parts": 7}, "is damaged"),
+        ({"position": {"version": "x"}}, "is damaged"),
+        ({"versions": []}, "is damaged"),
+    ],
+)
+def test_meta_file_that_is_not_ours_is_refused(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    save(tmp_path / "run", b"weights")
+    path = tmp_path / "run.meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(CheckpointError, match=rf"run\.meta\.json .*{reason}"):
+        read_meta(Stem.of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", "no json", "\ud800"])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "run.meta.json").write_text(text, errors="surrogatepass")
+    with pytest.raises(CheckpointError, match="is not the meta file of a checkpoint"):
+        find(tmp_path / "run")
+
+
+def test_meta_file_of_the_first_format_is_read_with_what_it_has() -> None:
+    text = (
+        '{"format": 1, "save_id": "0123456789ab", "reason": "GracefulShutdown", "saved_at_s": 5, '
+        '"parts": [{"suffix": ".fdl", "size_bytes": 3, "sha256": "ab"}], "later": 1, "position": {"epoch": 2, "more": 3}}'
+    )
+    meta = BundleMeta.from_json(text, "it")
+    assert (meta.reason, meta.position) == (SaveReason.GRACEFUL_SHUTDOWN, Position(epoch=2))
+
+
+@pytest.mark.parametrize("path", ["", "/", ".", "..", ".fdl", ".meta.json"])
+def test_path_without_a_name_is_refused(path: str) -> None:
+    with pytest.raises(CheckpointError, match="names no checkpoint|is a folder"):
+        Stem.of(path)
+
+
+def test_folder_is_refused_with_an_example(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"is a folder; name a checkpoint in it, such as .*/run"):
+        Stem.of(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run.fdl", "run.meta.json", "run.outer.fdl"])
+def test_symbolic_link_as_target_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "elsewhere").write_bytes(b"precious")
+    (tmp_path / name).symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"is a symbolic link to .*elsewhere; save to that place itself"):
+        save(tmp_path / "run", b"weights")
+    assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+def test_folder_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    save(tmp_path / "link" / "run", b"weights")
+    assert content_of(find(tmp_path / "real" / "run")) == b"weights"
+
+
+def test_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
+    (tmp_path / "ckpts").write_text("")
+    with pytest.raises(CheckpointError, match="the checkpoint cannot be written: File exists"):
+        save(tmp_path / "ckpts" / "run", b"weights")
+
+
+def test_folder_that_is_deleted_while_saving_is_told(tmp_path: Path) -> None:
+    with BundleWriter(Stem.of(tmp_path / "ckpts" / "run")) as bundle:
+        with bundle.part(".fdl") as part:
+            part.write(b"weights")
+        shutil.rmtree(tmp_path / "ckpts")
+        with pytest.raises(CheckpointError, match="No such file or directory: the folder does not exist any more"):
+            bundle.commit(SaveReason.CHECKPOINT, POSITION)
+
+
+def test_reader_begins_again_when_a_save_is_committed_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from flodl.checkpoint import reader
+
+    save(tmp_path / "run", b"old")
+    real, calls = reader.read_meta, []
+
+    def read_then_save(stem: Stem) -> BundleMeta:
+        meta = real(stem)
+        calls.append(meta)
+        if len(calls) == 1:
+            save(tmp_path / "run", b"new")
+        return meta
+
+    monkeypatch.setattr(reader, "read_meta", read_then_save)
+    assert content_of(find(tmp_path / "run")) == b"new"
+    assert len(calls) == 2
