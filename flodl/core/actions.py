@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
+from flodl.core.position import ResumePoint, SaveReason
 from flodl.ids import Grant, HostName, Incarnation, RankId, RoundKey
 from flodl.messages import DaemonToRank, FromDaemon, Layout, RankSpec, RankToDaemon, Scalar, ToDaemon, ToHead
 
@@ -83,11 +84,45 @@ class ResetStore:
 
 @dataclass(frozen=True, slots=True)
 class ReceiveState:
-    """The final state comes on the host's bulk connection: store it; StateStored follows."""
+    """The final state comes on the host's bulk connection as ``transfer``: store it; StateStored follows."""
 
     host: HostName
     rank: RankId
+    transfer: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSave:
+    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled follows."""
+
+    transfer: int
+    host: HostName
+    stem: str
+    reason: SaveReason
+    point: ResumePoint
+
+
+@dataclass(frozen=True, slots=True)
+class DropSave:
+    """``transfer`` will not come, or comes too late: take back what there is of its checkpoint. Nothing follows."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBundle:
+    """Read and check the checkpoint at ``stem``; BundleRead follows."""
+
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendBundle:
+    """Stream the state of the checkpoint that was read to these hosts, as ``transfer``."""
+
+    transfer: int
+    hosts: tuple[HostName, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +175,10 @@ JobAction: TypeAlias = (
     | CloseReduction
     | ResetStore
     | ReceiveState
+    | OpenSave
+    | DropSave
+    | ReadBundle
+    | SendBundle
     | StopHead
     | EndRun
 )
@@ -205,9 +244,10 @@ class CancelStream:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """Send ``size_bytes`` of the rank's outbox upstream as the final state."""
+    """Send ``size_bytes`` of the rank's outbox upstream as ``transfer``."""
 
     rank: RankId
+    transfer: int
     size_bytes: int
 
 
@@ -377,7 +417,19 @@ class Evaluate:
 
 @dataclass(frozen=True, slots=True)
 class WriteState:
-    """Put the final state into the outbox; StateWritten follows."""
+    """Put the consensus into the outbox; StateWritten follows. ``whole``: with all that a checkpoint needs, from a
+    copy, while the rank trains on.
+    """
+
+    transfer: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TakeState:
+    """Load the state that lies in the host's inbox; StateTaken follows."""
+
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,5 +459,6 @@ RankAction: TypeAlias = (
     | RollBack
     | Evaluate
     | WriteState
+    | TakeState
     | EndRank
 )

@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from typing import assert_never
 
 from flodl.core.actions import JobAction, Record, SendHead, Severity
-from flodl.core.elche import ElChe, ElCheState, Proposal, WindowTiming
+from flodl.core.elche import ElChe, Proposal, WindowTiming
 from flodl.core.guards import ConvergenceAction, TrendGuard, built_in
 from flodl.core.meta import MetaController
+from flodl.core.position import CadenceState
 from flodl.errors import ConfigError
 from flodl.ids import RankId, Version
 from flodl.messages import CadenceSettings, GuardVerdict, JudgeRound, RoundFigures, RoundJudged, Scalar, WindowDone
@@ -28,14 +29,6 @@ VERDICT_DUE_S = 0.1
 
 CLEAN_VERDICTS = 5
 """``relax_up``: so many Stable verdicts in a row earn one batch more."""
-
-
-@dataclass(frozen=True, slots=True)
-class CadenceState:
-    """What a resume needs for no second warm-up. MsfGuard's average and every streak warm up again, by design."""
-
-    elche: ElCheState
-    trend_history: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)

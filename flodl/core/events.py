@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from flodl.core.position import ResumePoint
 from flodl.ids import HostName, Incarnation, RankId, RoundKey
 from flodl.messages import DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
 
@@ -83,8 +84,36 @@ class StateStored:
     error: str
 
 
+@dataclass(frozen=True, slots=True)
+class SaveSettled:
+    """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``)."""
+
+    transfer: int
+    path: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRead:
+    """The checkpoint that ``ReadBundle`` named is there and whole; ``point`` None: it is not, and ``error`` says why."""
+
+    path: str
+    point: ResumePoint | None
+    error: str
+
+
 JobEvent: TypeAlias = (
-    Ticked | Stalled | HostSaid | HostDropped | HostFailed | HeadSaid | HeadExited | StopAsked | StateStored
+    Ticked
+    | Stalled
+    | HostSaid
+    | HostDropped
+    | HostFailed
+    | HeadSaid
+    | HeadExited
+    | StopAsked
+    | StateStored
+    | SaveSettled
+    | BundleRead
 )
 
 
@@ -128,12 +157,27 @@ class SumReturned:
 
 
 @dataclass(frozen=True, slots=True)
+class StateLanded:
+    """The state of ``transfer`` lies whole in the host's inbox."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogsShipped:
     """Every byte the local ranks wrote has been handed to the control connection."""
 
 
 HostEvent: TypeAlias = (
-    Ticked | Stalled | ControllerSaid | ControllerDropped | RankSaid | RankEnded | SumReturned | LogsShipped
+    Ticked
+    | Stalled
+    | ControllerSaid
+    | ControllerDropped
+    | RankSaid
+    | RankEnded
+    | SumReturned
+    | StateLanded
+    | LogsShipped
 )
 
 
@@ -235,9 +279,18 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True)
 class StateWritten:
-    """The final state lies in the rank's outbox."""
+    """What ``WriteState`` asked for lies in the rank's outbox."""
 
+    transfer: int
     size_bytes: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateTaken:
+    """Model, optimizer and schedule are as the state of ``transfer`` says, or it does not fit (``error``)."""
+
+    transfer: int
     error: str
 
 
@@ -255,4 +308,5 @@ RankEvent: TypeAlias = (
     | TensorsDigested
     | Evaluated
     | StateWritten
+    | StateTaken
 )

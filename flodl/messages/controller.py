@@ -70,11 +70,12 @@ class StopHost:
 # ------------------------------------------------------------------------------------------------------------ to a rank
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """All ranks agreed; ``ranks`` are the live ones. Training follows."""
+    """All ranks agreed; ``ranks`` are the live ones. The first round publishes ``version`` + 1."""
 
     rank: RankId
     world_size: int
     ranks: tuple[RankId, ...]
+    version: Version = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,9 +174,22 @@ class RunEval:
 
 @dataclass(frozen=True, slots=True)
 class SendState:
-    """Hand the consensus to the daemon for streaming to the controller."""
+    """Hand the consensus that you hold to the daemon, which streams it to the controller as ``transfer``.
+
+    ``whole``: for a checkpoint, with optimizer, schedule, loss scaler and outer optimizer; the rank trains on.
+    """
 
     rank: RankId
+    transfer: int
+    whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadState:
+    """Take the state of ``transfer``, which is streamed to the host's inbox, before you train."""
+
+    rank: RankId
+    transfer: int
 
 
 @dataclass(frozen=True, slots=True)

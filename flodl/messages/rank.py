@@ -125,10 +125,22 @@ class EvalDone:
 
 @dataclass(frozen=True, slots=True)
 class StateSent:
-    """The final state has been handed to the daemon for streaming (``error`` empty), or could not be."""
+    """The state that ``transfer`` asks for has been handed to the daemon for streaming (``error`` empty), or could
+    not be.
+    """
 
     rank: RankId
+    transfer: int
     size_bytes: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateLoaded:
+    """The rank has taken the state of ``transfer`` into model, optimizer and schedule, or could not (``error``)."""
+
+    rank: RankId
+    transfer: int
     error: str
 
 

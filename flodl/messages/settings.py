@@ -91,6 +91,21 @@ class CadenceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """What is saved, and what the run goes on from. Paths are the head's: relative ones count from its folder.
+
+    ``save_path`` empty saves nothing. ``every`` saves after so many epochs (0: not), ``at_epochs`` after these (from
+    1). ``resume_from`` empty starts afresh; ``reshape`` lets another number of ranks, or other settings, go on.
+    """
+
+    save_path: str = ""
+    every: int = 0
+    at_epochs: tuple[int, ...] = ()
+    resume_from: str = ""
+    reshape: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What every participant must agree on before training starts; compared field by field.
 
@@ -112,6 +127,7 @@ class Settings:
     precision: Precision = Precision.FP32
     accumulate: int = 1
     max_nonfinite: int = 3
+    checkpoint: CheckpointSettings = CheckpointSettings()
 
 
 @dataclass(frozen=True, slots=True)

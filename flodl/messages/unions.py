@@ -17,6 +17,7 @@ from flodl.messages.controller import (
     Heard,
     JudgeRound,
     KillRank,
+    LoadState,
     OpenRound,
     RunEnded,
     RunEval,
@@ -43,6 +44,7 @@ from flodl.messages.rank import (
     RankReady,
     Reduced,
     SliceReduced,
+    StateLoaded,
     StateSent,
     StoreRequest,
     SumDescribed,
@@ -60,6 +62,7 @@ FromRank: TypeAlias = (
     | SumDescribed
     | EvalDone
     | StateSent
+    | StateLoaded
     | RankFinished
 )
 RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | ContributionWritten | SliceReduced
@@ -75,6 +78,7 @@ ToRank: TypeAlias = (
     | Commit
     | RunEval
     | SendState
+    | LoadState
     | FinishRank
     | Evict
 )
