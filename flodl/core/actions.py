@@ -94,7 +94,7 @@ class ReceiveState:
 
 @dataclass(frozen=True, slots=True)
 class OpenSave:
-    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled follows."""
+    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes."""
 
     transfer: int
     host: HostName

@@ -95,7 +95,7 @@ class SaveSettled:
 
 @dataclass(frozen=True, slots=True)
 class BundleRead:
-    """The checkpoint that ``ReadBundle`` named is there and whole; ``point`` None: it is not, and ``error`` says why."""
+    """The checkpoint that ``ReadBundle`` named is whole; with ``point`` None it is not, and ``error`` says why."""
 
     path: str
     point: ResumePoint | None

@@ -6,7 +6,7 @@ the head and the hosts are told once, or again with an order that is harder; eve
 head's own code behind ``join()``. It does not decide how the run ended (``core.ending``).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from flodl.core import ending as end
 from flodl.core.actions import Failure, JobAction, ReceiveState, SendHead, SendHost, StopHead
@@ -25,12 +25,16 @@ KILL_MARGIN_S = 5.0
 class Finale:
     """See the module docstring. ``head_code`` is the head's exit code, None while it runs, 0 without a head."""
 
-    def __init__(self, ending: end.Ending, membership: Membership, has_head: bool, stop_grace_s: float) -> None:
+    def __init__(
+        self, ending: end.Ending, membership: Membership, has_head: bool, stop_grace_s: float, transfers: Iterator[int]
+    ) -> None:
         self.head_code: int | None = None if has_head else 0
         self.is_head_told = False
         self._ending, self._membership = ending, membership
         self._has_head, self._stop_grace_s = has_head, stop_grace_s
+        self._transfers = transfers
         self._state_from: RankId | None = None
+        self._transfer = -1
         self._is_state_settled = not has_head
         self._state_path = ""
         self._are_hosts_told = False
@@ -52,25 +56,26 @@ class Finale:
     def is_collecting(self, training: Training, now_s: float) -> bool:
         """True while there is something to wait for, and somebody to wait for it from."""
         wants_state = not self._is_state_settled and self.head_code is None
-        return (training.evals_pending or wants_state) and bool(self._membership.live) and not self.is_late(now_s)
+        is_busy = training.evals_pending or training.saving.is_pending or wants_state
+        return is_busy and bool(self._membership.live) and not self.is_late(now_s)
 
     def collect(self, training: Training, now_s: float) -> list[JobAction]:
         """Ask for the state, once all evaluations are answered."""
         owner = training.owner
         if training.evals_pending or self._state_from is not None or owner is None:
             return []
-        self._state_from = owner
+        self._state_from, self._transfer = owner, next(self._transfers)
         self._deadline_s = now_s + STATE_TIMEOUT_S
-        return [SendHost(self._membership[owner].host, SendState(owner))]
+        return [SendHost(self._membership[owner].host, SendState(owner, self._transfer, whole=False))]
 
     def on_state_sent(self, host: HostName, message: StateSent) -> list[JobAction]:
         """The rank that was asked has handed the state over, or cannot."""
-        if message.rank != self._state_from:
+        if message.rank != self._state_from or message.transfer != self._transfer:
             return []
         if message.error:
             self._fail(f"the final state could not be sent: {message.error}", host, message.rank)
             return []
-        return [ReceiveState(host, message.rank, message.size_bytes)]
+        return [ReceiveState(host, message.rank, message.transfer, message.size_bytes)]
 
     def on_state_stored(self, path: str, error: str) -> None:
         """The state lies on our disk, or cannot."""
@@ -78,6 +83,11 @@ class Finale:
             self._fail(f"the final state could not be stored: {error}", "", -1)
         else:
             self._is_state_settled, self._state_path = True, path
+
+    def judge_save(self, failure: str) -> None:
+        """``failure`` says why the last checkpoint is not there: who asked for one must hear of it."""
+        if failure:
+            self._ending.fail(Failure(end.KIND_STATE, "", -1, failure, "", 1, 0), failure)
 
     def lose(self, ranks: tuple[RankId, ...]) -> None:
         """Another rank is asked for the state if one of these was."""

@@ -1,8 +1,9 @@
 """JobCore: the controller's half of every conversation, and the only core that sees all others.
 
 Purpose: one run from the opening of the join window to its outcome. Phases: *waiting* for hosts → *staging* (ranks
-start and build their models) → *forming* (group, version 0) → *training* → *finishing* (last evaluations, the state
-goes to the head) → *ending* (ranks, head and hosts leave) → *ended*.
+start and build their models) → *loading* (only where the run goes on from a checkpoint) → *forming* (group, first
+version) → *training* → *finishing* (last evaluations, the last checkpoint, the state goes to the head) → *ending*
+(ranks, head and hosts leave) → *ended*.
 Invariants: every event in every phase is handled or noted; a rank that is dead or finished changes nothing any more and
 is told so; one loss is one cascade inside one ``handle``; an outcome, once decided, only gets its exit code corrected.
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
@@ -11,6 +12,7 @@ It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 from typing import TypeAlias, assert_never
 
 from flodl.core import ending as end
@@ -24,12 +26,14 @@ from flodl.core.actions import (
     Severity,
 )
 from flodl.core.events import (
+    BundleRead,
     HeadExited,
     HeadSaid,
     HostDropped,
     HostFailed,
     HostSaid,
     JobEvent,
+    SaveSettled,
     Stalled,
     StateStored,
     StopAsked,
@@ -38,6 +42,8 @@ from flodl.core.events import (
 from flodl.core.finale import Finale
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
+from flodl.core.position import ResumePoint, SaveReason
+from flodl.core.resume import Resume
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
 from flodl.core.window import JoinSettings, Verdict
@@ -66,6 +72,7 @@ from flodl.messages import (
     RankReady,
     Reduced,
     RoundJudged,
+    StateLoaded,
     StateSent,
     StopRequest,
     StoreRequest,
@@ -82,6 +89,7 @@ class Phase(StrEnum):
 
     WAITING = "waiting"
     STAGING = "staging"
+    LOADING = "loading"
     FORMING = "forming"
     TRAINING = "training"
     FINISHING = "finishing"
@@ -106,10 +114,12 @@ class JobCore:
         self.phase = Phase.WAITING
         self.ending = end.Ending()
         self.membership = Membership()
-        self.finale = Finale(self.ending, self.membership, settings.has_head, settings.stop_grace_s)
+        self._transfers = count()
+        self.finale = Finale(self.ending, self.membership, settings.has_head, settings.stop_grace_s, self._transfers)
         self.liveness = Liveness(settings.liveness)
         grace_s = settings.liveness.startup_s
         self.startup = Startup(settings.join, grace_s, self.membership, self.liveness, opened_s)
+        self.resume: Resume | None = None
         self.training: Training | None = None
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
@@ -137,6 +147,10 @@ class JobCore:
             case StateStored():
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
+            case SaveSettled():
+                actions = [] if self.training is None else self.training.saving.on_settled(event, now_s)
+            case BundleRead():
+                actions = [] if self.resume is None else self.resume.on_read(event, now_s)
             case Stalled(gap_s):
                 self.liveness.forgive(gap_s)
                 actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
@@ -155,8 +169,12 @@ class JobCore:
             candidates.append(self.liveness.next_deadline_s())
         if self.phase in (Phase.WAITING, Phase.STAGING):
             candidates.append(self.startup.next_deadline_s())
+        if self.resume is not None and self.phase is Phase.LOADING:
+            candidates.append(self.resume.next_deadline_s())
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             candidates.append(self.training.next_deadline_s())
+        if self.training is not None and self.phase is Phase.FINISHING:
+            candidates.append(self.training.saving.next_deadline_s())
         return min((at for at in candidates if at is not None), default=None)
 
     @property
@@ -261,7 +279,12 @@ class JobCore:
             case RankFinished():
                 return self._on_finished(rank)
             case StateSent():
-                return self.finale.on_state_sent(host, message)
+                saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
+                return saving + self.finale.on_state_sent(host, message)
+            case StateLoaded():
+                if self.resume is not None:
+                    self.resume.on_loaded(message)
+                return []
             case StoreRequest():
                 return []  # the shell's business: rendezvous
             case _:
@@ -367,17 +390,20 @@ class JobCore:
         actions: list[JobAction] = [
             Record("rank_lost", Severity.CRITICAL, detail, {"host": failure.host, "ranks": tuple(ranks)})
         ]
+        if self.resume is not None:
+            self.resume.lose(ranks)
         if self.training is not None:
             actions += self.training.lose(ranks, now_s)
         self.finale.lose(ranks)
-        if self.phase in (Phase.STAGING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
+        if self.phase in (Phase.STAGING, Phase.LOADING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
         return actions
 
     def _after_loss(self, failure: Failure, now_s: float) -> list[JobAction]:
         left = self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
-        is_starting = self.phase in (Phase.STAGING, Phase.FORMING)
-        least = self._settings.join.min_rank_start or (len(self.membership) if self.phase is Phase.STAGING else 1)
+        is_staging = self.phase in (Phase.STAGING, Phase.LOADING)
+        is_starting = is_staging or self.phase is Phase.FORMING
+        least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
         if not left or (is_starting and len(left) < least):
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
             return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
@@ -385,7 +411,7 @@ class JobCore:
         mode = next(iter(self.startup.ready.values())).settings.cadence.mode if self.startup.ready else None
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
             message = f"a collective mode needs two ranks and rank {left[0]} is alone; {failure.error}"
-            return self._stop(end.EXIT_TOO_FEW_RANKS, message, now_s)
+            return self._stop(end.EXIT_TOO_FEW_RANKS, message, SaveReason.SINGLE_SURVIVOR, now_s)
         return []
 
     # ---------------------------------------------------------------------------------------------- head and operator
@@ -423,11 +449,12 @@ class JobCore:
             return [note, *self._end(now_s, grace_s=0.0)]
         if self.phase is Phase.ENDING:
             return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
-        return [note, *self._stop(event.exit_code, f"stopped by {event.source}", now_s)]
+        message = f"stopped by {event.source}"
+        return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
 
-    def _stop(self, exit_code: int, message: str, now_s: float) -> list[JobAction]:
+    def _stop(self, exit_code: int, message: str, reason: SaveReason, now_s: float) -> list[JobAction]:
         self.ending.stop(exit_code, message)
-        return self._wind_down(now_s)
+        return self._wind_down(reason, now_s)
 
     def _fail(self, failure: Failure, message: str, now_s: float) -> list[JobAction]:
         """The run fails; what the survivors have trained is merged first where there is a cohort to merge it."""
@@ -439,10 +466,10 @@ class JobCore:
             self.liveness.forget_rank(rank)
             if self.training is not None:
                 actions += self.training.lose((rank,), now_s)
-        return actions + self._wind_down(now_s)
+        return actions + self._wind_down(SaveReason.GRACEFUL_SHUTDOWN, now_s)
 
-    def _wind_down(self, now_s: float) -> list[JobAction]:
-        """One more round, if there is a cohort; else the end."""
+    def _wind_down(self, reason: SaveReason, now_s: float) -> list[JobAction]:
+        """One more round and its checkpoint, if there is a cohort; else the end."""
         if self.phase is Phase.FINISHING:
             return []
         if self.phase is not Phase.TRAINING or self.training is None or not self.membership.live:
@@ -450,7 +477,7 @@ class JobCore:
         if self.training.is_stopping:
             return []
         self._deadline_s = now_s + self._settings.stop_grace_s
-        return self.training.stop(now_s)
+        return self.training.stop(reason, now_s)
 
     # ------------------------------------------------------------------------------------------------------- phases
     def _proceed(self, now_s: float) -> list[JobAction]:
@@ -459,7 +486,9 @@ class JobCore:
         if self.phase is Phase.WAITING:
             actions += self._proceed_waiting(now_s)
         elif self.phase is Phase.STAGING and self.startup.is_staged:
-            actions += self._admit(now_s)
+            actions += self._agree(now_s)
+        elif self.resume is not None and self.phase is Phase.LOADING:
+            actions += self._proceed_loading(self.resume, now_s)
         elif self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
             actions += self.training.tick(now_s)
             actions += self._proceed_training(self.training, now_s)
@@ -484,7 +513,7 @@ class JobCore:
         self.ending.fail(failure, f"the run cannot start:\n{failure.error}")
         return self._end(now_s, self._settings.stop_grace_s)
 
-    def _admit(self, now_s: float) -> list[JobAction]:
+    def _agree(self, now_s: float) -> list[JobAction]:
         """All ranks are ready: they must agree, with the head, before they may train."""
         startup, grace_s = self.startup, self._settings.liveness.startup_s
         if self._settings.has_head and startup.head_ready is None:
@@ -494,12 +523,39 @@ class JobCore:
             return self._fail(Failure(end.KIND_HEAD, "", -1, late, "", 1, 0), late, now_s)
         reason = startup.disagreement()
         if reason:
-            return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason, now_s)
-        actions = startup.admit()
-        first = startup.ready[self.membership.live[0]]
+            return self._refuse(reason, now_s)
+        settings = startup.ready[self.membership.with_status(RankStatus.READY)[0]].settings
+        if not settings.checkpoint.resume_from:
+            return self._admit(None, now_s)
+        self.phase = Phase.LOADING
+        self.resume = Resume(settings, self.membership, self._transfers, now_s)
+        return self.resume.begin()
+
+    def _refuse(self, reason: str, now_s: float) -> list[JobAction]:
+        return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason, now_s)
+
+    def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
+        resume.tick(now_s)
+        if resume.refusal:
+            return self._refuse(resume.refusal, now_s)
+        return self._admit(resume.point, now_s) if resume.is_loaded else []
+
+    def _admit(self, start: ResumePoint | None, now_s: float) -> list[JobAction]:
+        """Training begins, where ``start`` says or from the first sample."""
+        actions = self.startup.admit(-1 if start is None else start.position.version - 1)
+        first = self.startup.ready[self.membership.live[0]]
         self.phase = Phase.FORMING
         stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
-        self.training = Training(first.settings, first.layout, first.merge_single_tail, self.membership, stall_s, now_s)
+        self.training = Training(
+            first.settings,
+            first.layout,
+            first.merge_single_tail,
+            self.membership,
+            stall_s,
+            now_s,
+            self._transfers,
+            start,
+        )
         return actions + self.training.begin(now_s)
 
     def _proceed_training(self, training: Training, now_s: float) -> list[JobAction]:
@@ -545,10 +601,12 @@ class JobCore:
         return actions
 
     def _proceed_finishing(self, training: Training, now_s: float) -> list[JobAction]:
+        actions = training.saving.tick(now_s)
         if self.finale.is_collecting(training, now_s):
-            return self.finale.collect(training, now_s)
+            return actions + self.finale.collect(training, now_s)
+        self.finale.judge_save(training.saving.failure)
         self.phase = Phase.ENDING
-        return self.finale.dismiss(now_s)
+        return actions + self.finale.dismiss(now_s)
 
     def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
         """Stop everything: ranks and hosts, and the head unless it has ended."""

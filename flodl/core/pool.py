@@ -7,7 +7,7 @@ States of a sample:
     merged: in a published version; final.
 
 Transitions: free → leased (``lease``) → trained (``train``) → merged (``merge``); trained → free (``untrain``);
-leased and trained → free (``reclaim``).
+leased and trained → free (``reclaim``); free → merged (``cover``): in an earlier run.
 
 Invariants: the four states partition the epoch's span exactly; at most one rank has a sample; a batch never crosses a
 grant; ``remaining_batches`` counts what the free list and the ranks still have to train.
@@ -17,7 +17,7 @@ kept per sample. Does not decide who gets how much.
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flodl.core.spans import SpanSet
@@ -111,6 +111,19 @@ class Pool:
     def trained_samples(self, rank: RankId) -> int:
         """Samples that the rank trained since its last merge."""
         return self._holding(rank).trained.samples
+
+    def cover(self, spans: Iterable[Span]) -> None:
+        """These free samples were merged in an earlier run.
+
+        Raises:
+            CoverageError: one of them is not free: not of this epoch, named twice, or dealt already.
+        """
+        for span in spans:
+            try:
+                self._free.remove(span)
+            except InvariantViolation as error:
+                raise CoverageError(f"pass {self.pass_index}: {span} cannot be merged already: {error}") from None
+            self._merged.add(span)
 
     def lease(self, rank: RankId, batches: int) -> Grant | None:
         """Grant the next free samples to a rank.

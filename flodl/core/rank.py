@@ -35,6 +35,7 @@ from flodl.core.actions import (
     SumSlice,
     TakeResult,
     TakeSnapshot,
+    TakeState,
     WriteState,
 )
 from flodl.core.events import (
@@ -46,6 +47,7 @@ from flodl.core.events import (
     RankEvent,
     SliceSummed,
     SnapshotTaken,
+    StateTaken,
     StateWritten,
     StepDone,
     SumReady,
@@ -68,6 +70,7 @@ from flodl.messages import (
     FinishRank,
     FormGroup,
     GroupFormed,
+    LoadState,
     MinReached,
     RankFinished,
     Reduced,
@@ -78,6 +81,7 @@ from flodl.messages import (
     Settings,
     SliceReduced,
     StartRound,
+    StateLoaded,
     StateSent,
     StoreReply,
     SumDescribed,
@@ -114,6 +118,7 @@ class RankCore:
         self.work = Work.JOINING
         self.stage = Stage.NONE
         self.version: Version = -1
+        self._first_version: Version = 0
         self.steps_total = 0
         self._settings = settings
         self._merge_single_tail = merge_single_tail
@@ -175,8 +180,10 @@ class RankCore:
                 return [SendUp(SumDescribed(self.rank, key, names, digests))]
             case Evaluated():
                 return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
-            case StateWritten():
-                return [SendUp(StateSent(self.rank, event.size_bytes, event.error))]
+            case StateWritten(transfer, size_bytes, error):
+                return [SendUp(StateSent(self.rank, transfer, size_bytes, error))]
+            case StateTaken(transfer, error):
+                return [SendUp(StateLoaded(self.rank, transfer, error))]
             case Ticked():
                 return []
             case _:
@@ -213,9 +220,10 @@ class RankCore:
     # ------------------------------------------------------------------------------------------------- messages
     def _on_message(self, message: DaemonToRank, now_s: float) -> list[RankAction]:
         match message:
-            case Admitted(_, _, ranks):
+            case Admitted(_, _, ranks, version):
                 if self.work is Work.JOINING:
                     self.work, self._has_peers = Work.IDLE, len(ranks) > 1
+                    self.version, self._first_version = version, version + 1
                 return []
             case FormGroup():
                 self._formation = (message.incarnation, message.attempt)
@@ -238,8 +246,10 @@ class RankCore:
                 return [TakeResult(key, self._takes_raw)] if self._is_current(key) else []
             case RunEval(_, epoch):
                 return [Evaluate(epoch)]
-            case SendState():
-                return [WriteState()]
+            case SendState(_, transfer, whole):
+                return [WriteState(transfer, whole)]
+            case LoadState(_, transfer):
+                return [TakeState(transfer)] if self.work is Work.JOINING else []
             case FinishRank(_, reason):
                 return [SendUp(RankFinished(self.rank)), *self._end(reason, 0)]
             case Evict(_, reason):
@@ -311,7 +321,7 @@ class RankCore:
 
     def _remember(self, was_finite: bool) -> list[RankAction]:
         """The optimizer at a commit; an asynchronous rank has kept it with what it gave to the round."""
-        keeps = was_finite and (self.version == 0 or not self._mode.is_async)
+        keeps = was_finite and (self.version == self._first_version or not self._mode.is_async)
         return [BackUp()] if self._has_peers and keeps else []
 
     # -------------------------------------------------------------------------------------------- own progress

@@ -63,6 +63,22 @@ class SpanSet:
         for span in spans:
             self.add(span)
 
+    def remove(self, span: Span) -> None:
+        """Take one span out.
+
+        Raises:
+            InvariantViolation: the span is empty, or a position of it is not in the set.
+        """
+        if span.count < 1:
+            raise InvariantViolation(f"an empty span cannot be a member: {span}")
+        index = bisect_left(self._spans, Span(span.start + 1, 0)) - 1
+        around = self._spans[index] if index >= 0 else None
+        if around is None or around.stop < span.stop:
+            raise InvariantViolation(f"{span} is not in the set")
+        left, right = Span(around.start, span.start - around.start), Span(span.stop, around.stop - span.stop)
+        self._spans[index : index + 1] = [part for part in (left, right) if part.count]
+        self._samples -= span.count
+
     def take(self, samples: int) -> tuple[Span, ...]:
         """Remove the first ``samples`` positions and return them, sorted.
 

@@ -13,7 +13,7 @@ from flodl.core.events import HostFailed
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
-from flodl.ids import HostName, RankId
+from flodl.ids import HostName, RankId, Version
 from flodl.messages import Admitted, HeadReady, HostHello, RankReady, RankSpec, SpawnRanks, StopHost
 
 
@@ -105,11 +105,11 @@ class Startup:
         settings = reports[0].settings
         return disagreement(reports, self.head_ready) or miscounted_ratios(settings, len(self._membership))
 
-    def admit(self) -> list[JobAction]:
-        """All ready ranks are live from now on."""
+    def admit(self, version: Version = -1) -> list[JobAction]:
+        """All ready ranks are live from now on; their first round publishes ``version`` + 1."""
         ranks = self._membership.with_status(RankStatus.READY)
         self._membership.admit(ranks)
         self._deadline_s = None
         size = len(self._membership)
         note = Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", {})
-        return [note, *(SendHost(self._membership[rank].host, Admitted(rank, size, ranks)) for rank in ranks)]
+        return [note, *(SendHost(self._membership[rank].host, Admitted(rank, size, ranks, version)) for rank in ranks)]

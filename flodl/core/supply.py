@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from flodl.core.pool import Pool
+from flodl.core.position import Covered, Position
 from flodl.errors import CoverageError, InvariantViolation
 from flodl.ids import Grant, RankId, Span, batch_count
 from flodl.messages import Settings
@@ -37,16 +38,22 @@ class _Lease:
 class Supply:
     """See the module docstring."""
 
-    def __init__(self, settings: Settings, merge_single_tail: bool) -> None:
-        """Nothing is leased; ``settings`` give the size, the batch, the passes, their splits and the mode."""
+    def __init__(self, settings: Settings, merge_single_tail: bool, position: Position = Position()) -> None:
+        """Nothing is leased; ``settings`` give the size, the batch, the passes, their splits and the mode.
+
+        Raises:
+            CoverageError: ``position`` covers samples that its epochs do not have.
+        """
         self._settings, self._merge_single_tail = settings, merge_single_tail
         self._is_streaming = settings.cadence.mode.is_async
         self._pools: dict[int, Pool] = {}
         self._leases: dict[RankId, deque[_Lease]] = {}
-        self._opened = 0
-        self.epoch = 0
-        self.merged_samples = 0
-        self._open()
+        self._opened = self.epoch = min(position.epoch, self.epochs)
+        self.merged_samples = sum(self._span(epoch).count for epoch in range(self.epoch))
+        if self.epoch < self.epochs:
+            self._open()
+        for covered in position.covered:
+            self._cover(covered)
 
     @property
     def epochs(self) -> int:
@@ -83,6 +90,12 @@ class Supply:
     def is_last_dealt(self) -> bool:
         """Whether every batch of the run has been trained, as far as the ranks have reported."""
         return self._opened == self.epochs and not any(pool.remaining_batches for pool in self._pools.values())
+
+    @property
+    def covered(self) -> tuple[Covered, ...]:
+        """What is merged of the epochs that are not complete."""
+        parts = (Covered(epoch, pool.merged_spans) for epoch, pool in self._pools.items())
+        return tuple(part for part in parts if part.spans)
 
     def held_batches(self, rank: RankId) -> int:
         """Batches granted to the rank and not trained yet."""
@@ -159,6 +172,15 @@ class Supply:
             pooled = sum(pool.leased_samples(rank) for pool in self._pools.values())
             if leased != pooled:
                 raise InvariantViolation(f"rank {rank} has leases of {leased} samples, and {pooled} in the pools")
+
+    def _cover(self, covered: Covered) -> None:
+        """Samples that an earlier run has merged."""
+        if not self.epoch <= covered.epoch < self.epochs:
+            raise CoverageError(f"epoch {covered.epoch} is covered in part, but {self.epoch} of {self.epochs} are done")
+        while self._opened <= covered.epoch:
+            self._open()
+        self._pools[covered.epoch].cover(covered.spans)
+        self.merged_samples += sum(span.count for span in covered.spans)
 
     def _free_epoch(self) -> int | None:
         """The first open epoch with something free; opens the next one where it may."""

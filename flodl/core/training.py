@@ -1,12 +1,12 @@
 """The training of one cohort: windows, rounds, epochs and evaluations, from version 0 to the last commit.
 
 Purpose: the one place where counts, samples and rounds meet. States: *forming* (group, then the round that publishes
-version 0) → *running* → *finished*. Invariants: samples are merged only at a commit; the survivors of a loss redo the
+version 0, or the one of the checkpoint again) → *running* → *finished*. Invariants: samples are merged only at a commit; the survivors of a loss redo the
 round from their own untouched parameters; a plan is made anew for every window, from what is alive then. JobCore tells
 it who is alive and carries out what it returns; it knows nothing of hosts' lives, the head or exit codes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
@@ -27,8 +27,10 @@ from flodl.core.dispatch import Dispatch
 from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
 from flodl.core.membership import Membership
+from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
 from flodl.core.rounds import Contribution, Round, RoundState, RoundVerdict, weigh
+from flodl.core.saving import Saving
 from flodl.core.supply import Merged, Supply
 from flodl.ids import RankId, RoundKey, Version
 from flodl.messages import (
@@ -86,18 +88,26 @@ class Training:
         membership: Membership,
         stall_s: float,
         now_s: float,
+        transfers: Iterator[int],
+        start: ResumePoint | None = None,
     ) -> None:
+        position = Position() if start is None else start.position
         self.state = TrainingState.FORMING
-        self.version: Version = -1
+        self.version: Version = position.version - 1
         self.is_stopping = False
+        self._stop_reason = SaveReason.CHECKPOINT
         self._is_winding_up = False
         self.stalled_reason = ""
         self.last: dict[RankId, LastWindow] = {}
         self.merged: dict[RankId, tuple[int, int]] = {}
         self.outcasts: dict[RankId, str] = {}
         self.cadence = Cadence(settings.cadence, membership.live)
+        if start is not None and start.cadence is not None:
+            self.cadence.restore(start.cadence)
         self.elche = self.cadence.elche
-        self.supply = Supply(settings, merge_single_tail)
+        self.supply = Supply(settings, merge_single_tail, position)
+        self.saving = Saving(settings.checkpoint, membership, transfers)
+        self._first_version, self._first_step = position.version, position.global_step
         self._settings, self._layout = settings, layout
         self._membership = membership
         self._stall_s = stall_s
@@ -106,7 +116,7 @@ class Training:
         self._election = Election(settings.callback_rank)
         self._accounts: dict[int, EpochAccounts] = {}
         self._committed_s = now_s
-        self._round = _gathered_round(-1, membership.live)
+        self._round = _gathered_round(self.version, membership.live)
         self._disagreement: Disagreement | None = None
         self._evals: dict[int, RankId | None] = {}
         self._nonfinite_rounds = 0
@@ -140,9 +150,11 @@ class Training:
         """The cohort is admitted: form its group, publish version 0."""
         return self._form(now_s) + self._advance(now_s)
 
-    def stop(self, now_s: float) -> list[JobAction]:
-        """End in order: windows close at the next batch boundary, one more round merges what was trained."""
-        self.is_stopping = True
+    def stop(self, reason: SaveReason, now_s: float) -> list[JobAction]:
+        """End in order: windows close at the next batch boundary, one more round merges what was trained, and the
+        checkpoint of it, if there is to be one, says the ``reason``.
+        """
+        self.is_stopping, self._stop_reason = True, reason
         self._is_winding_up = not self._settings.cadence.mode.is_async
         return self._close(self._round.ranks_to_close(now=True)) + self._advance(now_s)
 
@@ -162,11 +174,11 @@ class Training:
             self._stall(
                 f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
             )
-        return actions + self.cadence.tick(now_s) + self._advance(now_s)
+        return actions + self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
 
     def next_deadline_s(self) -> float | None:
-        """The earliest of the formation's, the retry's, the stall's and the guard's."""
-        waits = (self._formation, self.cadence)
+        """The earliest of the formation's, the save's, the retry's, the stall's and the guard's."""
+        waits = (self._formation, self.cadence, self.saving)
         deadlines = (*(wait.next_deadline_s() for wait in waits), self._retry_s, self._stall_deadline_s)
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -250,6 +262,7 @@ class Training:
             self.supply.reclaim(rank)
             self.elche.remove_rank(rank)
         self._failed_attempts = 0
+        actions += self.saving.lose(ranks, now_s)
         if not self._membership.live:
             return actions
         actions += self._assign_evals(lost=ranks)
@@ -299,7 +312,7 @@ class Training:
 
     @property
     def _is_seed(self) -> bool:
-        return self._round.version == -1
+        return self._round.version == self._first_version - 1
 
     def _is_last_round(self) -> bool:
         return self._is_winding_up or self.supply.is_last_dealt
@@ -402,9 +415,23 @@ class Training:
                 self.version, reports, self._round.reduce_ms(self._settings.cadence.mode.is_async), divergence, now_s
             )
         self.state = TrainingState.RUNNING if self.state is TrainingState.FORMING else self.state
-        for epoch in self.supply.close_epochs():
+        epochs = self.supply.close_epochs()
+        for epoch in epochs:
             actions += self._close_epoch(epoch, now_s)
-        return actions + self._next_window()
+        return actions + self._offer(epochs, now_s) + self._next_window()
+
+    def _offer(self, epochs: Sequence[int], now_s: float) -> list[JobAction]:
+        """Every rank holds the new version: save it where that is due, from the rank with most work in it."""
+        self.saving.close_epochs(epochs)
+        is_last = self.state is TrainingState.STALLED or self.supply.is_exhausted or self._is_winding_up
+        if is_last and not self._is_seed:
+            self.saving.demand(self._stop_reason)
+        reports = self._round.reports
+        ranks = sorted(self._membership.live, key=lambda rank: (-reports[rank].samples, rank))
+        steps = self._first_step + sum(steps for steps, _ in self.merged.values())
+        position = Position(self.version, self.supply.epoch, self.supply.covered, steps, len(ranks))
+        point = ResumePoint(position, self.cadence.state(), self._settings)
+        return self.saving.hold(point, ranks, now_s)
 
     def _merge(self, key: RoundKey) -> JobAction:
         epoch = self.supply.epoch
@@ -484,6 +511,7 @@ class Training:
             plans = {rank: WindowPlan(rank, self.version, 0, 0, ()) for rank in live}
         else:
             plans = self._dispatch.plan(self.version, live, self.elche, self.supply)
+        self.saving.release()
         progress = self.supply.merged_samples
         plans = {rank: replace(plan, progress_samples=progress) for rank, plan in plans.items()}
         self._round = Round(self.version, {rank: (plan.min_steps, plan.max_steps) for rank, plan in plans.items()})
@@ -520,6 +548,7 @@ class Training:
 
     def _stall(self, reason: str) -> None:
         self.state, self.stalled_reason = TrainingState.STALLED, reason
+        self._stop_reason = SaveReason.REDUCE_STALL
         self._retry_s = self._stall_deadline_s = None
 
     def _to(self, rank: RankId, message: ToRank) -> JobAction:

@@ -1,0 +1,166 @@
+"""Checkpoints: when one is due, which rank gives the consensus for it, and what came of it.
+
+A save begins right behind a commit, while every rank holds the consensus: one rank is asked for it, takes a copy and
+trains on; the shell writes what comes. States: *idle* → (due) → *ordered*: from one rank, until the shell has settled
+it. Invariants: one save at a time; what is saved is a published version with the coverage of that very version; a save
+that fails for its rank's sake is made again from another one, of the same version while it is still held, else of a
+later one. It writes nothing and knows no file formats.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flodl.core.actions import DropSave, JobAction, OpenSave, Record, SendHost, Severity
+from flodl.core.events import SaveSettled
+from flodl.core.membership import Membership
+from flodl.core.position import ResumePoint, SaveReason
+from flodl.ids import RankId
+from flodl.messages import CheckpointSettings, Scalar, SendState, StateSent
+
+SAVE_TIMEOUT_S = 600.0
+"""A whole state must be on the controller's disk in this time: 10 GB at 17 MB/s. Then another rank is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A save under way."""
+
+    transfer: int
+    rank: RankId
+    reason: SaveReason
+    point: ResumePoint
+    deadline_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The consensus that every live rank has in its model now. ``ranks`` in the order in which they are asked."""
+
+    point: ResumePoint
+    ranks: tuple[RankId, ...]
+
+
+class Saving:
+    """See the module docstring. ``failure`` says why the newest save that was tried is not there; empty when it is."""
+
+    def __init__(self, settings: CheckpointSettings, membership: Membership, transfers: Iterator[int]) -> None:
+        """``transfers`` gives numbers that nobody else in the run uses."""
+        self.failure = ""
+        self._settings, self._membership, self._transfers = settings, membership, transfers
+        self._due: SaveReason | None = None
+        self._order: _Order | None = None
+        self._held: _Held | None = None
+        self._unable: dict[RankId, str] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """True while a save is under way, or due and still possible."""
+        return self._order is not None or self._next_rank() is not None
+
+    def next_deadline_s(self) -> float | None:
+        """When the rank that was asked is given up."""
+        return None if self._order is None else self._order.deadline_s
+
+    # ------------------------------------------------------------------------------------------------------ triggers
+    def close_epochs(self, epochs: Iterable[int]) -> None:
+        """These epochs (0-based) are complete: the settings may want a checkpoint after one of them."""
+        settings = self._settings
+        numbers = [epoch + 1 for epoch in epochs]
+        if any((settings.every and number % settings.every == 0) or number in settings.at_epochs for number in numbers):
+            self.demand(SaveReason.CHECKPOINT)
+
+    def demand(self, reason: SaveReason) -> None:
+        """Save the next published version, or the one that is held now, where a ``save_path`` is set."""
+        if self._settings.save_path and self._due in (None, SaveReason.CHECKPOINT):
+            self._due = reason
+            self._unable = {}
+
+    # ---------------------------------------------------------------------------------------------------- the rounds
+    def hold(self, point: ResumePoint, ranks: Sequence[RankId], now_s: float) -> list[JobAction]:
+        """A version is published and every live rank holds it; ``ranks`` in the order in which to ask them."""
+        self._held = _Held(point, tuple(ranks))
+        return self._begin(now_s)
+
+    def release(self) -> None:
+        """The ranks train on: what they hold is no published version any more."""
+        self._held = None
+
+    def lose(self, ranks: Iterable[RankId], now_s: float) -> list[JobAction]:
+        """These are dead; what one of them was to give will not come."""
+        if self._order is None or self._order.rank not in ranks:
+            return []
+        return self._try_again(self._order, now_s)
+
+    def tick(self, now_s: float) -> list[JobAction]:
+        """Whoever has not delivered in time is passed over."""
+        order = self._order
+        if order is None or now_s < order.deadline_s:
+            return []
+        self._unable[order.rank] = f"did not deliver within {SAVE_TIMEOUT_S:g} s"
+        return self._try_again(order, now_s)
+
+    # -------------------------------------------------------------------------------------------------- what came of it
+    def on_sent(self, message: StateSent, now_s: float) -> list[JobAction]:
+        """The rank has handed its copy over, or cannot."""
+        order = self._order
+        if order is None or message.transfer != order.transfer or not message.error:
+            return []
+        self._unable[order.rank] = message.error
+        return self._try_again(order, now_s)
+
+    def on_settled(self, event: SaveSettled, now_s: float) -> list[JobAction]:
+        """The shell has made the checkpoint, or could not: its disk is the same for every rank."""
+        order = self._order
+        if order is None or event.transfer != order.transfer:
+            return []
+        self._order = None
+        told = self._give_up(order, event.error) if event.error else self._report(order, event.path)
+        return [*told, *self._begin(now_s)]
+
+    # ------------------------------------------------------------------------------------------------------- details
+    def _begin(self, now_s: float) -> list[JobAction]:
+        rank, held, reason = self._next_rank(), self._held, self._due
+        if self._order is not None or rank is None or held is None or reason is None:
+            return []
+        self._due = None
+        order = _Order(next(self._transfers), rank, reason, held.point, now_s + SAVE_TIMEOUT_S)
+        self._order = order
+        host = self._membership[rank].host
+        return [
+            OpenSave(order.transfer, host, self._settings.save_path, reason, held.point),
+            SendHost(host, SendState(rank, order.transfer, whole=True)),
+        ]
+
+    def _next_rank(self) -> RankId | None:
+        if self._due is None or self._held is None:
+            return None
+        able = [rank for rank in self._held.ranks if rank not in self._unable]
+        return next((rank for rank in able if rank in self._membership.live), None)
+
+    def _try_again(self, order: _Order, now_s: float) -> list[JobAction]:
+        """Not this rank: another one, now or behind the next commit."""
+        self._order = None
+        drop = DropSave(order.transfer)
+        if self._unable and all(rank in self._unable for rank in self._membership.live):
+            errors = "; ".join(f"rank {rank}: {error}" for rank, error in self._unable.items())
+            return [drop, *self._give_up(order, errors), *self._begin(now_s)]
+        if self._due is None or self._due is SaveReason.CHECKPOINT:
+            self._due = order.reason
+        return [drop, *self._begin(now_s)]
+
+    def _report(self, order: _Order, path: str) -> list[JobAction]:
+        self.failure = ""
+        version = order.point.position.version
+        detail = f"version {version} is saved: {path} ({order.reason})"
+        fields: dict[str, Scalar | tuple[object, ...]] = {
+            "version": version,
+            "path": path,
+            "reason": str(order.reason),
+            "rank": order.rank,
+        }
+        return [Record("checkpoint", Severity.INFO, detail, fields)]
+
+    def _give_up(self, order: _Order, error: str) -> list[JobAction]:
+        version = order.point.position.version
+        self.failure = f"version {version} could not be saved: {error}"
+        return [Record("checkpoint_failed", Severity.CRITICAL, self.failure, {"version": version})]
