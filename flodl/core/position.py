@@ -54,6 +54,10 @@ class Position:
     world_size: int = 1
 
 
+START = Position()
+"""Of a run that goes on from nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
     """A position, the cadence there (None: it starts afresh) and the settings under which it was reached."""

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from flodl.core.pool import Pool
-from flodl.core.position import Covered, Position
+from flodl.core.position import START, Covered, Position
 from flodl.errors import CoverageError, InvariantViolation
 from flodl.ids import Grant, RankId, Span, batch_count
 from flodl.messages import Settings
@@ -38,7 +38,7 @@ class _Lease:
 class Supply:
     """See the module docstring."""
 
-    def __init__(self, settings: Settings, merge_single_tail: bool, position: Position = Position()) -> None:
+    def __init__(self, settings: Settings, merge_single_tail: bool, position: Position = START) -> None:
         """Nothing is leased; ``settings`` give the size, the batch, the passes, their splits and the mode.
 
         Raises:

@@ -1,9 +1,10 @@
-"""The training of one cohort: windows, rounds, epochs and evaluations, from version 0 to the last commit.
+"""The training of one cohort: windows, rounds, epochs and evaluations, from the first version to the last commit.
 
 Purpose: the one place where counts, samples and rounds meet. States: *forming* (group, then the round that publishes
-version 0, or the one of the checkpoint again) → *running* → *finished*. Invariants: samples are merged only at a commit; the survivors of a loss redo the
-round from their own untouched parameters; a plan is made anew for every window, from what is alive then. JobCore tells
-it who is alive and carries out what it returns; it knows nothing of hosts' lives, the head or exit codes.
+the first version: 0, or that of a checkpoint) → *running* → *finished*. Invariants: samples are merged only at a
+commit; the survivors of a loss redo the round from their own untouched parameters; a plan is made anew for every
+window, from what is alive then. JobCore tells it who is alive and carries out what it returns; it knows nothing of
+hosts' lives, the head or exit codes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -430,8 +431,7 @@ class Training:
         ranks = sorted(self._membership.live, key=lambda rank: (-reports[rank].samples, rank))
         steps = self._first_step + sum(steps for steps, _ in self.merged.values())
         position = Position(self.version, self.supply.epoch, self.supply.covered, steps, len(ranks))
-        point = ResumePoint(position, self.cadence.state(), self._settings)
-        return self.saving.hold(point, ranks, now_s)
+        return self.saving.hold(ResumePoint(position, self.cadence.state(), self._settings), ranks, now_s)
 
     def _merge(self, key: RoundKey) -> JobAction:
         epoch = self.supply.epoch
@@ -504,7 +504,7 @@ class Training:
             return []
         if self.supply.is_exhausted or self._is_winding_up:
             self.state = TrainingState.FINISHED
-            return []
+            return self._note_nothing_left() if self._is_seed and not self.is_stopping else []
         live = self._membership.live
         if self.is_stopping:  # one more round merges what the ranks have done beyond their counts
             self._is_winding_up = True
@@ -516,6 +516,11 @@ class Training:
         plans = {rank: replace(plan, progress_samples=progress) for rank, plan in plans.items()}
         self._round = Round(self.version, {rank: (plan.min_steps, plan.max_steps) for rank, plan in plans.items()})
         return [self._to(rank, plan) for rank, plan in plans.items()]
+
+    def _note_nothing_left(self) -> list[JobAction]:
+        source = self._settings.checkpoint.resume_from
+        detail = f"nothing left to do: all {self.supply.epochs} epochs are in {source} already"
+        return [Record("nothing_left", Severity.INFO, detail, {"path": source})]
 
     # ------------------------------------------------------------------------------------------------------ details
     def _form(self, now_s: float) -> list[JobAction]:

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flodl.core.actions import SendHead
-from flodl.core.cadence import VERDICT_DUE_S, Cadence, CadenceState
+from flodl.core.cadence import VERDICT_DUE_S, Cadence
 from flodl.core.elche import ElCheState
+from flodl.core.position import CadenceState
 from flodl.messages import (
     CadenceSettings,
     GuardKind,

@@ -5,10 +5,32 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from flodl.core.actions import EndRun, JobAction, Outcome, ReceiveState, Record, SendHead, SendHost, StopHead
-from flodl.core.events import HeadExited, HeadSaid, HostSaid, JobEvent, StateStored, StopAsked, Ticked
+from flodl.core.actions import (
+    EndRun,
+    JobAction,
+    OpenSave,
+    Outcome,
+    ReadBundle,
+    ReceiveState,
+    Record,
+    SendHead,
+    SendHost,
+    StopHead,
+)
+from flodl.core.events import (
+    BundleRead,
+    HeadExited,
+    HeadSaid,
+    HostSaid,
+    JobEvent,
+    SaveSettled,
+    StateStored,
+    StopAsked,
+    Ticked,
+)
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
+from flodl.core.position import ResumePoint
 from flodl.core.window import JoinSettings
 from flodl.ids import RankId, RoundKey, batches_of
 from flodl.messages import (
@@ -23,6 +45,7 @@ from flodl.messages import (
     HostHello,
     HostStopped,
     Layout,
+    LoadState,
     Mode,
     RankExited,
     RankFinished,
@@ -34,6 +57,7 @@ from flodl.messages import (
     Settings,
     SpawnRanks,
     StartRound,
+    StateLoaded,
     StateSent,
     StopHost,
     WindowDone,
@@ -63,6 +87,7 @@ class Cohort:
         self.waiting: list[tuple[type, Callable[[], list[JobAction]]]] = []
         self.actions: list[JobAction] = []
         self.outcome: Outcome | None = None
+        self.saved: ResumePoint | None = None
         self._inbox: deque[JobEvent] = deque()
         self._batches: dict[RankId, deque[int]] = {}
 
@@ -148,6 +173,10 @@ class Cohort:
                 self._reply(HeadExited, HeadExited(0, 15))
             case ReceiveState():
                 self._reply(StateStored, StateStored("/state", ""))
+            case OpenSave(transfer, _, stem):
+                self._reply(SaveSettled, SaveSettled(transfer, f"{stem}.fdl", ""))
+            case ReadBundle(stem):
+                self._reply(BundleRead, BundleRead(f"{stem}.fdl", self.saved, ""))
             case EndRun(outcome):
                 self.outcome = outcome
             case _:
@@ -172,8 +201,10 @@ class Cohort:
                 return [Reduced(rank, key, "d", True, 0.1, 5.0, "")]
             case RunEval(rank, epoch):
                 return [EvalDone(rank, epoch, 0.5, "")]
-            case SendState(rank):
-                return [StateSent(rank, 99, "")]
+            case SendState(rank, transfer, _):
+                return [StateSent(rank, transfer, 99, "")]
+            case LoadState(rank, transfer):
+                return [StateLoaded(rank, transfer, "")]
             case FinishRank(rank, _):
                 return [RankFinished(rank), RankExited(rank, 0, 0, by_us=True)]
             case StopHost(reason, _):

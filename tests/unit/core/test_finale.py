@@ -1,5 +1,7 @@
 """The last act: state, dismissal, the leave of hosts and head."""
 
+from itertools import count
+
 from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead
 from flodl.core.ending import Ending
 from flodl.core.finale import KILL_MARGIN_S, STATE_TIMEOUT_S, Finale
@@ -31,8 +33,8 @@ class Stage:
             self.membership.mark_ready(self.membership.spawn("a", Device("cpu", 0)).rank)
         self.membership.admit((0, 1))
         settings = Settings(10, 2, 1, 0, CadenceSettings(Mode.CPU_SYNC))
-        self.training = Training(settings, Layout(1, 0, 0), False, self.membership, 300.0, NOW_S)
-        self.finale = Finale(self.ending, self.membership, has_head, GRACE_S)
+        self.training = Training(settings, Layout(1, 0, 0), False, self.membership, 300.0, NOW_S, count(7))
+        self.finale = Finale(self.ending, self.membership, has_head, GRACE_S, count(7))
         self.finale.begin()
 
     def is_collecting(self, now_s: float = NOW_S) -> bool:
@@ -42,9 +44,9 @@ class Stage:
 def test_owner_is_asked_for_the_state_once() -> None:
     stage = Stage()
     assert stage.is_collecting()
-    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(0))]
+    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(0, 7, False))]
     assert stage.finale.collect(stage.training, NOW_S) == []
-    assert stage.finale.on_state_sent("a", StateSent(0, 99, "")) == [ReceiveState("a", 0, 99)]
+    assert stage.finale.on_state_sent("a", StateSent(0, 7, 99, "")) == [ReceiveState("a", 0, 7, 99)]
     assert stage.is_collecting()
     stage.finale.on_state_stored("/state", "")
     assert not stage.is_collecting()
@@ -52,9 +54,9 @@ def test_owner_is_asked_for_the_state_once() -> None:
 
 def test_state_of_a_rank_that_was_not_asked_is_not_received() -> None:
     stage = Stage()
-    assert stage.finale.on_state_sent("a", StateSent(0, 99, "")) == []
+    assert stage.finale.on_state_sent("a", StateSent(0, 7, 99, "")) == []
     stage.finale.collect(stage.training, NOW_S)
-    assert stage.finale.on_state_sent("a", StateSent(1, 99, "")) == []
+    assert stage.finale.on_state_sent("a", StateSent(1, 7, 99, "")) == []
 
 
 def test_another_rank_is_asked_when_the_first_is_lost() -> None:
@@ -62,7 +64,7 @@ def test_another_rank_is_asked_when_the_first_is_lost() -> None:
     stage.finale.collect(stage.training, NOW_S)
     stage.membership.bury(0, "killed")
     stage.finale.lose((0,))
-    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(1))]
+    assert stage.finale.collect(stage.training, NOW_S) == [SendHost("a", SendState(1, 8, False))]
     stage.finale.lose((0,))
     assert stage.finale.collect(stage.training, NOW_S) == []
 
@@ -79,7 +81,7 @@ def test_state_that_cannot_be_sent_or_stored_fails_the_run() -> None:
     for stage, error in ((Stage(), "could not be sent: full"), (Stage(), "could not be stored: full")):
         stage.finale.collect(stage.training, NOW_S)
         if "sent" in error:
-            assert stage.finale.on_state_sent("a", StateSent(0, 0, "full")) == []
+            assert stage.finale.on_state_sent("a", StateSent(0, 7, 0, "full")) == []
         else:
             stage.finale.on_state_stored("", "full")
         assert not stage.is_collecting()

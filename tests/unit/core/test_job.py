@@ -446,7 +446,7 @@ def test_loss_while_nobody_has_reported_knows_no_mode() -> None:
 def test_state_is_asked_of_the_next_when_its_sender_is_lost() -> None:
     cohort = Cohort().train_until(StateSent)
     cohort.say(RankExited(0, 0, 9, by_us=False))
-    assert cohort.sent(SendState) == [SendState(0), SendState(1)]
+    assert cohort.sent(SendState) == [SendState(0, 0, False), SendState(1, 1, False)]
     cohort.release(StateSent)
     assert ending_of(cohort) == ("completed", 0)
 

@@ -567,8 +567,8 @@ def test_evaluation_state_and_store_replies_are_passed_on() -> None:
     rank = seeded()
     assert rank.hear(RunEval(2, 3)) == [Evaluate(3)]
     assert rank.post(Evaluated(3, 0.5, "")) == [SendUp(EvalDone(2, 3, 0.5, ""))]
-    assert rank.hear(SendState(2)) == [WriteState()]
-    assert rank.post(StateWritten(99, "")) == [SendUp(StateSent(2, 99, ""))]
+    assert rank.hear(SendState(2, 5, False)) == [WriteState(5, False)]
+    assert rank.post(StateWritten(5, 99, "")) == [SendUp(StateSent(2, 5, 99, ""))]
     assert rank.hear(StoreReply(2, 1, True, (), 0)) == []
 
 

@@ -352,7 +352,7 @@ def test_round_in_a_row_too_many_that_is_not_finite_hands_the_consensus_over_and
     for _ in range(3):
         assert cohort.sent(SendState) == []
         say_windows(cohort, sick=2)
-    assert cohort.sent(SendState) == [SendState(0)]
+    assert cohort.sent(SendState) == [SendState(0, 0, False)]
     (ended,) = cohort.sent(RunEnded)
     assert (ended.outcome, ended.state_path) == ("failed", "/state")
     assert cohort.outcome is not None
@@ -368,7 +368,7 @@ def test_owner_that_is_lost_while_a_run_that_was_not_finite_ends_is_replaced() -
     cohort.held.add(StateSent)
     say_windows(cohort, sick=2)
     kill(cohort, 0)
-    assert cohort.sent(SendState) == [SendState(0), SendState(1)]
+    assert cohort.sent(SendState) == [SendState(0, 0, False), SendState(1, 1, False)]
     cohort.release(StateSent)
     assert cohort.sent(RunEnded)[0].state_path == "/state"
 
