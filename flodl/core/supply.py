@@ -49,7 +49,7 @@ class Supply:
         self._pools: dict[int, Pool] = {}
         self._leases: dict[RankId, deque[_Lease]] = {}
         self._opened = self.epoch = min(position.epoch, self.epochs)
-        self.merged_samples = sum(self._span(epoch).count for epoch in range(self.epoch))
+        self.merged_samples = sum(self.span(epoch).count for epoch in range(self.epoch))
         if self.epoch < self.epochs:
             self._open()
         for covered in position.covered:
@@ -68,7 +68,7 @@ class Supply:
     @property
     def epoch_batches(self) -> int:
         """Batches of the first epoch; others differ by one at most."""
-        return batch_count(self._span(0).count, self._settings.batch_size, self._merge_single_tail)
+        return batch_count(self.span(0).count, self._settings.batch_size, self._merge_single_tail)
 
     @property
     def epoch_merged(self) -> int:
@@ -193,14 +193,14 @@ class Supply:
         return None
 
     def _open(self) -> None:
-        span, settings = self._span(self._opened), self._settings
+        span, settings = self.span(self._opened), self._settings
         pass_index = self._opened // settings.epoch_splits
         self._pools[self._opened] = Pool(
             pass_index, span.count, settings.batch_size, self._merge_single_tail, span.start
         )
         self._opened += 1
 
-    def _span(self, epoch: int) -> Span:
+    def span(self, epoch: int) -> Span:
         """The part of its pass that an epoch is: whole batches, as equal as they can be."""
         settings = self._settings
         splits, part = settings.epoch_splits, epoch % settings.epoch_splits
@@ -211,5 +211,5 @@ class Supply:
         return Span(start, stop - start)
 
     def _unopened_batches(self) -> int:
-        spans = (self._span(epoch) for epoch in range(self._opened, self.epochs))
+        spans = (self.span(epoch) for epoch in range(self._opened, self.epochs))
         return sum(batch_count(s.count, self._settings.batch_size, self._merge_single_tail) for s in spans)

@@ -52,7 +52,8 @@ class Rank(Actor):
         self.inbox: list[Any] = []
         self.window_loss = 0.0
         self.group: Group | None = None
-        self._bad_losses = self._bad_packs = self._bad_digests = 0
+        self.outbox: Model | None = None
+        self._bad_losses = self._bad_packs = self._bad_digests = self._bad_saves = 0
         world.after(world.random.uniform(0.5, 3.0), self._ready)
 
     def say(self, message: RankToDaemon) -> None:
@@ -84,8 +85,9 @@ class Rank(Actor):
     def change_speed(self, factor: float) -> None:
         self.speed_s *= factor
 
-    def poison(self, losses: int = 0, packs: int = 0, digests: int = 0) -> None:
+    def poison(self, losses: int = 0, packs: int = 0, digests: int = 0, saves: int = 0) -> None:
         self._bad_losses += losses
+        self._bad_saves += saves
         self._bad_packs += packs
         self._bad_digests += digests
 
@@ -201,11 +203,23 @@ class Rank(Actor):
             case act.Evaluate(epoch):
                 self.pause(0.05)
                 self._later(0.05, ev.Evaluated(epoch, 1.0, ""))
-            case act.WriteState():
-                self._later(0.01, ev.StateWritten(100, ""))
+            case act.WriteState() | act.TakeState():
+                self._move_state(action)
             case act.EndRank(reason, code):
                 self.has_finished, self.end_reason = code == 0, reason
                 self.world.after(0.05, lambda: self.die(code, 0))
+
+    def _move_state(self, action: act.WriteState | act.TakeState) -> None:
+        """A checkpoint's, or the final one."""
+        if isinstance(action, act.TakeState):
+            assert self.daemon.inbox is not None, f"rank {self.rank} loads nothing"
+            self.model = self.daemon.inbox
+            self._later(0.01, ev.StateTaken(action.transfer, ""))
+            return
+        self.outbox = self.model
+        error = "no room in the outbox" if action.whole and self._bad_saves else ""
+        self._bad_saves -= bool(error)
+        self._later(0.01, ev.StateWritten(action.transfer, 100, error))
 
     def _later(self, delay_s: float, event: Any) -> None:
         self.world.after(delay_s, lambda: self.post(event))

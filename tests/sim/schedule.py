@@ -1,15 +1,16 @@
 """Random runs: a seed gives a scenario and its faults, a verdict says whether the run kept every promise."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from flodl.messages import CadenceSettings, Mode
-from tests.sim.world import HostSpec, Scenario, World
+from flodl.messages import CadenceSettings, CheckpointSettings, Mode
+from tests.sim.world import CRASHED, HostSpec, Scenario, World
 
 KINDS = (
     "kill", "pause", "slow", "stall", "daemon", "partition",
     "bad loss", "bad weights", "wrong digest", "reduce error", "formation error",
+    "bad save", "no space", "controller", "stop",
 )  # fmt: skip
 LAST_FAULT_S = 12.0
 ROUND_S = 0.015
@@ -17,6 +18,7 @@ ROUND_S = 0.015
 COLLECTIVE_ALONE = "a collective mode needs two ranks"
 TOO_FEW = "too few ranks to go on"
 NOT_FINITE = "not finite"
+NOT_SAVED = "could not be saved"
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def schedule_of(seed: int) -> Schedule:
         eval_samples=r.choice([0, 5]),
         min_rank_start=1,
         epoch_splits=r.choice([1, 1, 2, 3]),
+        checkpoint=CheckpointSettings("run", r.choice([0, 1, 1, 2])) if r.random() < 0.7 else CheckpointSettings(),
     )  # fmt: skip
     faults = [_fault(r, rank_count, hosts) for _ in range(r.randint(0, 4))]
     return Schedule(scenario, tuple(faults))
@@ -114,6 +117,14 @@ def inflict(world: World, fault: Fault) -> None:
             world.break_reduces(int(fault.amount))
         case "formation error":
             world.break_formations(int(fault.amount))
+        case "bad save":
+            world.break_saves(fault.rank, int(fault.amount))
+        case "no space":
+            world.fill_disk(int(fault.amount))
+        case "controller":
+            world.crash_controller()
+        case "stop":
+            world.stop_run()
         case _:
             raise ValueError(fault.kind)
 
@@ -126,10 +137,28 @@ def play(schedule: Schedule) -> World:
     return world
 
 
+def heal(world: World) -> None:
+    """Another run goes on from the last checkpoint, if there is one, and then every sample is in the weights once."""
+    if world.bundle is None:
+        return
+    again = replace(world.scenario.checkpoint, resume_from="run", reshape=True)
+    healed = World(replace(world.scenario, checkpoint=again, bundle=world.bundle))
+    outcome = healed.run()
+    assert outcome.status == "completed", outcome
+    healed.assert_exact_coverage()
+
+
 def judge(world: World) -> None:
-    """A completed run covered everything once; one that ended early had a reason to."""
+    """A completed run covered everything once; one that ended early had a reason to, and can be gone on from."""
     outcome = world.outcome
     assert outcome is not None
+    if outcome.status != "completed":
+        heal(world)
+    if outcome.status == CRASHED:
+        return
+    if outcome.status == "stopped" and "stop" in world.fired:
+        world.assert_one_consensus()
+        return
     if outcome.status == "completed":
         assert outcome.exit_code == 0, outcome
         world.assert_exact_coverage()
@@ -139,6 +168,8 @@ def judge(world: World) -> None:
         excuses.append(COLLECTIVE_ALONE)
     if {"bad loss", "bad weights"} & world.fired.keys():
         excuses.append(NOT_FINITE)
+    if {"bad save", "no space"} & world.fired.keys():
+        excuses.append(NOT_SAVED)
     assert any(excuse in outcome.message for excuse in excuses), outcome
     assert outcome.exit_code != 0, outcome
     world.assert_one_consensus()

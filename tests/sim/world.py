@@ -16,10 +16,13 @@ from flodl.core import events as ev
 from flodl.core.host import HostCore, HostSettings
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
+from flodl.core.position import ResumePoint
+from flodl.core.supply import Supply
 from flodl.core.window import JoinSettings
 from flodl.ids import RankId, RoundKey
 from flodl.messages import (
     CadenceSettings,
+    CheckpointSettings,
     DaemonToRank,
     Device,
     FromDaemon,
@@ -32,7 +35,7 @@ from flodl.messages import (
     ToHead,
 )
 from tests.sim.actor import Actor, wire
-from tests.sim.model import Contribution, Model, Sum
+from tests.sim.model import Contribution, Model, Sample, Sum
 from tests.sim.plane import Group
 from tests.sim.rank import Rank
 
@@ -40,6 +43,8 @@ MAX_EVENTS = 2_000_000
 MAX_EVENTS_AT_ONCE = 100_000
 """More at one instant is a core that asks for a deadline which has passed."""
 GRACE_S = 5.0
+CRASHED = "crashed"
+"""The status of a run whose controller was killed."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ class HostSpec:
 
     name: str
     speeds: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A checkpoint on the virtual disk: what its meta file says, and the weights."""
+
+    point: ResumePoint
+    model: Model
 
 
 @dataclass(frozen=True)
@@ -70,12 +83,14 @@ class Scenario:
     settings_of: Callable[[RankId, Settings], Settings] | None = None
     fingerprint_of: Callable[[RankId], dict[str, str]] | None = None
     liveness: LivenessSettings = field(default_factory=LivenessSettings)
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    bundle: "Bundle | None" = None
 
     @property
     def settings(self) -> Settings:
         return Settings(
             self.dataset_size, self.batch_size, self.num_epochs, 0, self.cadence,
-            eval_samples=self.eval_samples, epoch_splits=self.epoch_splits,
+            eval_samples=self.eval_samples, epoch_splits=self.epoch_splits, checkpoint=self.checkpoint,
         )  # fmt: skip
 
 
@@ -93,6 +108,8 @@ class World:
         self.fired: Counter[str] = Counter()
         self.outcome: act.Outcome | None = None
         self.final: Model | None = None
+        self.bundle = scenario.bundle
+        self.failing_saves = 0
         self.failing_formations = 0
         self.failing_reduces = 0
         self.groups: dict[tuple[int, int], Group] = {}
@@ -136,7 +153,7 @@ class World:
         return max(0.0, self._reachable_s.get(host, 0.0) - self.now_s)
 
     def run(self, limit_s: float = 100_000.0) -> act.Outcome:
-        """Run to the end of the job."""
+        """Run to the end of the job, or of the controller."""
         count = at_once = 0
         while self.outcome is None:
             if not self._heap:
@@ -216,6 +233,26 @@ class World:
         for link in ((host, "controller"), ("controller", host), (host, "bulk"), ("bulk", host)):
             self._links[link] = max(self._links.get(link, 0.0), until_s)
 
+    def break_saves(self, number: RankId, count: int) -> None:
+        """The rank's next whole states cannot be written."""
+        self._on_rank("bad save", number, lambda rank: rank.poison(saves=count))
+
+    def fill_disk(self, count: int) -> None:
+        """The next checkpoints find no space left; the one before stays."""
+        self.fired["no space"] += 1
+        self.failing_saves += count
+
+    def stop_run(self) -> None:
+        """An operator's orderly stop: one more round, and a checkpoint in the middle of an epoch."""
+        self.fired["stop"] += 1
+        self.controller.post(ev.StopAsked("an operator", abort=False, exit_code=130))
+
+    def crash_controller(self) -> None:
+        """kill -9: all that is left of the run is what lies on the disk."""
+        if self.outcome is None:
+            self.fired["controller"] += 1
+            self.outcome = act.Outcome(CRASHED, 137, "the controller was killed", None, (), 0)
+
     def stall_controller(self, for_s: float) -> None:
         self.fired["stall"] += 1
         self.controller.stall(for_s)
@@ -254,6 +291,7 @@ class Controller(Actor):
         self.core = JobCore(JobSettings(join, scenario.liveness, scenario.has_head, stop_grace_s=GRACE_S), 0.0)
         self.is_alive = True
         self.to_head: list[Any] = []
+        self.saves: dict[int, act.OpenSave] = {}
         if scenario.has_head and not scenario.is_head_silent:
             ready = wire(HeadReady(scenario.settings, {}), FromHead)
             world.after(0.05, lambda: self.post(ev.HeadSaid(ready)))
@@ -290,12 +328,49 @@ class Controller(Actor):
             case act.ReceiveState(_, rank, _):
                 world.final = world.rank(rank).model
                 world.after(0.01, lambda: self.post(ev.StateStored("/state", "")))
+            case act.OpenSave(transfer):
+                self.saves[transfer] = action
+            case act.DropSave(transfer):
+                self.saves.pop(transfer, None)
+            case act.ReadBundle(stem):
+                assert world.bundle is not None
+                point = world.bundle.point
+                world.after(0.01, lambda: self.post(ev.BundleRead(f"{stem}.fdl", point, "")))
+            case act.SendBundle(transfer, hosts):
+                for host in hosts:
+                    world.send("bulk", host, lambda daemon=world.daemons[host]: daemon.land(transfer))  # type: ignore[misc]
             case act.ResetStore():
                 pass
             case act.Record():
                 world.records.append(action)
             case act.EndRun(outcome):
                 world.outcome = outcome
+
+    def arrive(self, transfer: int, model: Model) -> None:
+        """A whole state is there: what it holds must be what its meta file will say."""
+        if transfer in self.saves:
+            self.world.after(self.world.random.uniform(0.001, 0.5), lambda: self._commit(transfer, model))
+
+    def _commit(self, transfer: int, model: Model) -> None:
+        order, world = self.saves.pop(transfer, None), self.world
+        if order is None:
+            return
+        if world.failing_saves:
+            world.failing_saves -= 1
+            self.post(ev.SaveSettled(transfer, "", "no space left on the device"))
+            return
+        want = covered_samples(order.point, world.scenario)
+        assert model.samples == want, f"version {order.point.position.version} is not what was saved ({world.where()})"
+        world.bundle = Bundle(order.point, model)
+        self.post(ev.SaveSettled(transfer, f"{order.stem}.fdl", ""))
+
+
+def covered_samples(point: ResumePoint, scenario: Scenario) -> Counter[Sample]:
+    """Every sample that a position says is in the weights, once."""
+    supply = Supply(scenario.settings, scenario.merge_single_tail, point.position)
+    spans = [(epoch // scenario.epoch_splits, supply.span(epoch)) for epoch in range(point.position.epoch)]
+    spans += [(each.epoch // scenario.epoch_splits, span) for each in point.position.covered for span in each.spans]
+    return Counter((turn, place) for turn, span in spans for place in range(span.start, span.stop))
 
 
 class Daemon(Actor):
@@ -310,6 +385,7 @@ class Daemon(Actor):
         self.ranks: dict[RankId, Rank] = {}
         self.slots: dict[int, Contribution] = {}
         self.result: Sum | None = None
+        self.inbox: Model | None = None
         self.is_connected = False
         self.is_dropped = False
 
@@ -373,8 +449,12 @@ class Daemon(Actor):
             case act.StreamSum(key):
                 total = self.result
                 world.send(self.name, "bulk", lambda: self._upload(key, total))
-            case act.CancelStream() | act.StreamState():
+            case act.CancelStream():
                 pass
+            case act.StreamState(rank, transfer, _):
+                model = self.ranks[rank].outbox
+                assert model is not None
+                world.send(self.name, "bulk", lambda: world.controller.arrive(transfer, model))
             case act.ShipLogs():
                 world.after(0.001, lambda: self.post(ev.LogsShipped()))
             case act.Leave():
@@ -394,6 +474,12 @@ class Daemon(Actor):
             joined = Sum(tuple(part for each in sums for part in each.parts))
             for host in parts:
                 world.send("bulk", host, lambda daemon=world.daemons[host]: daemon.returned(key, joined))  # type: ignore[misc]
+
+    def land(self, transfer: int) -> None:
+        """The checkpoint lies in the host's inbox."""
+        assert self.world.bundle is not None
+        self.inbox = self.world.bundle.model
+        self.post(ev.StateLanded(transfer))
 
     def returned(self, key: RoundKey, total: Sum) -> None:
         self.result = total
