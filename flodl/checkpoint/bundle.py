@@ -1,47 +1,50 @@
 """What a checkpoint is on disk, and what its ``.meta.json`` says.
 
-A bundle belongs to a *stem*, a path without its ending. There lie the parts (``<stem>.fdl``, a safetensors file, and
-others by their suffix) and ``<stem>.meta.json``, which names the exact parts it belongs to by size and SHA-256. Parts
-come first, under a name that carries the save's id; renaming the meta file is the commit; then the parts get their
-plain names. So at every moment the meta file on disk describes parts that are there:
+A bundle belongs to a *stem*, a path without its ending. There lie ``<stem>.fdl``, the one file with tensors (model,
+optimizer and outer optimizer, in the safetensors format), perhaps ``<stem>.config.json``, and ``<stem>.meta.json``,
+which names the exact parts it belongs to by size and SHA-256. Parts come first, under a name that carries the save's
+id; renaming the meta file is the commit; then the parts get their plain names. So at every moment the meta file on disk
+describes parts that are there:
 
     <stem>.<id>.fdl      written and synced          (the bundle before is whole)
     <stem>.meta.json     renamed over the old one    (this bundle is whole)
     <stem>.fdl           renamed from <stem>.<id>.fdl
 
-Every meta file since format 1 can be read for ever: fields are added with a default, never taken away.
+The meta file is one JSON object: ``format``, ``save_id``, ``reason``, ``saved_at_s``, ``parts``, ``versions``, and the
+resume point (``checkpoint/point.py``). Every one since format 1 can be read for ever: fields are added with a default,
+never taken away.
 """
 
 import json
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.checkpoint.plain import expect, lift, lower
+from flodl.checkpoint.point import point_from_json, point_to_json
+from flodl.core.position import ResumePoint, SaveReason
 from flodl.errors import CheckpointError
-from flodl.ids import Span, Version
 
 FORMAT: Final = 1
 MODEL_SUFFIX: Final = ".fdl"
 META_SUFFIX: Final = ".meta.json"
-OPTIONAL_SUFFIXES: Final = (".outer.fdl", ".config.json")
-"""Momentum of an outer optimizer; the model's own config. A bundle may have them or not."""
-MAX_META_BYTES: Final = 64 << 20
+OPTIONAL_SUFFIXES: Final = (".config.json",)
+"""The model's own configuration. A bundle may have it or not."""
+MAX_META_BYTES: Final = 16 << 20
 """Coverage is spans, and a run has thousands of them at most: beyond, it is another file."""
+MAX_PARTS: Final = 16
+MAX_VERSIONS: Final = 64
+MAX_TIME_S: Final = 253_402_300_799
+"""The end of the year 9999, the last that a calendar knows."""
 SAVE_ID_HEX: Final = 12
 
-
-class SaveReason(StrEnum):
-    """Why a checkpoint was taken."""
-
-    CHECKPOINT = "Checkpoint"
-    GRACEFUL_SHUTDOWN = "GracefulShutdown"
-    MAX_FAILURE_EXCEEDED = "MaxFailureExceeded"
-    SINGLE_SURVIVOR = "SingleSurvivor"
-    ALL_RANKS_LOST = "AllRanksLost"
-    REDUCE_STALL = "ReduceStall"
+_SAVE_ID: Final = re.compile(rf"[0-9a-f]{{{SAVE_ID_HEX}}}")
+_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_SUFFIX: Final = re.compile(r"\.[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""A part lies beside the meta file, whatever that says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,23 +57,6 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """Where in its run the consensus ``version`` stands.
-
-    ``epoch`` (0-based) is the one in progress, or the number of epochs when none is left; ``merged`` are the spans of
-    ``pass_index``'s order whose samples are in the weights, beyond the epochs that are complete. ``global_step`` counts
-    the optimizer steps of all ranks that are in the weights, ``world_size`` the ranks alive at the save.
-    """
-
-    version: Version = 0
-    epoch: int = 0
-    pass_index: int = 0
-    merged: tuple[Span, ...] = ()
-    global_step: int = 0
-    world_size: int = 1
-
-
-@dataclass(frozen=True, slots=True)
 class BundleMeta:
     """The content of ``<stem>.meta.json``. ``saved_at_s`` is Unix time; ``versions`` those of flodl, torch, Python."""
 
@@ -78,13 +64,19 @@ class BundleMeta:
     reason: SaveReason
     saved_at_s: float
     parts: tuple[Part, ...]
-    position: Position = Position()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    point: ResumePoint
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+        """The file's text: one line for each value, so that a person finds it.
+
+        Raises:
+            CheckpointError: ``from_json`` would not take it; the message names the field.
+        """
+        own = {name: lower(getattr(self, name)) for name in ("save_id", "reason", "saved_at_s", "parts", "versions")}
+        data = {"format": FORMAT, **own, **point_to_json(self.point)}
+        _lift(data)
+        return "{\n" + ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in data.items()) + "\n}\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, name: str) -> "BundleMeta":
@@ -96,14 +88,16 @@ class BundleMeta:
         try:
             data = json.loads(text)
             found = data["format"]
-        except (ValueError, TypeError, KeyError):
-            raise CheckpointError(f"{name} is not the meta file of a checkpoint") from None
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise CheckpointError(
+                f"{name} was not written by this flodl: it is not the meta file of a checkpoint"
+            ) from None
         if type(found) is not int or not 1 <= found <= FORMAT:
-            raise CheckpointError(f"{name} has format {found!r}, this flodl reads up to {FORMAT}; upgrade flodl")
+            raise CheckpointError(f"{name} has format {found!r:.40}, this flodl reads up to {FORMAT}; upgrade flodl")
         try:
             return _lift(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{name} is damaged: {error!r}") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{name} is damaged: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,30 +140,38 @@ class Stem:
 
 
 def _lift(data: Mapping[str, Any]) -> BundleMeta:
-    save_id, saved_at_s = data["save_id"], data["saved_at_s"]
-    if not (isinstance(save_id, str) and len(save_id) == SAVE_ID_HEX and set(save_id) <= set("0123456789abcdef")):
-        raise ValueError("save_id")
-    if type(saved_at_s) not in (int, float):
-        raise TypeError("saved_at_s")
-    parts = tuple(Part(_suffix(p["suffix"]), _count(p["size_bytes"]), str(p["sha256"])) for p in data["parts"])
-    place = data.get("position", {})
-    position = Position(
-        **{name: _count(place[name]) for name in place if name in Position.__slots__ and name != "merged"},
-        merged=tuple(Span(_count(span["start"]), _count(span["count"])) for span in place.get("merged", ())),
+    for name in ("save_id", "reason", "saved_at_s", "parts"):
+        if name not in data:
+            raise CheckpointError(f"{name} is missing")
+    saved_at_s = lift(float, data["saved_at_s"], "saved_at_s", {})
+    if saved_at_s > MAX_TIME_S:
+        raise CheckpointError(f"saved_at_s is {saved_at_s:g}, expected a time before the year 10000")
+    versions = expect(dict, data.get("versions", {}), "versions")
+    if len(versions) > MAX_VERSIONS:
+        raise CheckpointError(f"versions has {len(versions)} entries, expected at most {MAX_VERSIONS}")
+    return BundleMeta(
+        _matching(_SAVE_ID, data["save_id"], "save_id"),
+        lift(SaveReason, data["reason"], "reason", {}),
+        saved_at_s,
+        _parts(data["parts"]),
+        point_from_json(data),
+        lift(Mapping[str, str], versions, "versions", {}),
     )
-    versions = {str(name): str(version) for name, version in data.get("versions", {}).items()}
-    settings = dict(data.get("settings", {}).items())
-    return BundleMeta(save_id, SaveReason(data["reason"]), float(saved_at_s), parts, position, settings, versions)
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is no count")
-    return value
+def _parts(value: object) -> tuple[Part, ...]:
+    parts: tuple[Part, ...] = lift(tuple[Part, ...], value, "parts", {})
+    for place, part in enumerate(parts):
+        _matching(_SUFFIX, part.suffix, f"parts[{place}].suffix")
+        _matching(_SHA256, part.sha256, f"parts[{place}].sha256")
+    suffixes = [part.suffix for part in parts]
+    is_usable = len(set(suffixes)) == len(suffixes) <= MAX_PARTS and META_SUFFIX not in suffixes
+    if not is_usable or MODEL_SUFFIX not in suffixes:
+        raise CheckpointError(f"parts does not fit, expected {MODEL_SUFFIX} and at most {MAX_PARTS - 1} others")
+    return parts
 
 
-def _suffix(value: Any) -> str:
-    """A part lies beside the meta file, whatever that says."""
-    if not isinstance(value, str) or not value.startswith(".") or "/" in value or "\0" in value:
-        raise ValueError(f"{value!r} is no suffix")
+def _matching(pattern: re.Pattern[str], value: object, where: str) -> str:
+    if not isinstance(value, str) or not pattern.fullmatch(value):
+        raise CheckpointError(f"{where} is {value!a:.80}, expected {pattern.pattern}")
     return value

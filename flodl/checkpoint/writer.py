@@ -10,11 +10,11 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Final
 
 from flodl.checkpoint.bundle import (
     META_SUFFIX,
@@ -23,11 +23,10 @@ from flodl.checkpoint.bundle import (
     SAVE_ID_HEX,
     BundleMeta,
     Part,
-    Position,
-    SaveReason,
     Stem,
 )
 from flodl.checkpoint.reader import read_meta
+from flodl.core.position import ResumePoint, SaveReason
 from flodl.errors import CheckpointError
 
 _REMEDIES: Final = {
@@ -105,29 +104,27 @@ class BundleWriter:
             yield writer
         self._parts.append(Part(suffix, writer.size_bytes, writer.sha256))
 
-    def commit(
-        self,
-        reason: SaveReason,
-        position: Position,
-        settings: Mapping[str, Any] | None = None,
-        versions: Mapping[str, str] | None = None,
-    ) -> BundleMeta:
+    def commit(self, reason: SaveReason, point: ResumePoint, versions: Mapping[str, str] | None = None) -> BundleMeta:
         """Publish the bundle: from the rename of the meta file on it is the one that a reader finds.
 
         Raises:
-            CheckpointError: it cannot be written; the bundle before is untouched.
+            CheckpointError: it cannot be written, or no reader would take it; the bundle before is untouched.
         """
         stem, save_id = self._stem, self._save_id
-        meta = BundleMeta(save_id, reason, time.time(), tuple(self._parts), position, settings or {}, versions or {})
+        meta = BundleMeta(save_id, reason, time.time(), tuple(self._parts), point, versions or {})
+        text = meta.to_json()
         staged = stem.staged(save_id, META_SUFFIX)
         with self._in_words():
             with self._new_file(staged) as fd:
-                PartWriter(fd).write(meta.to_json().encode())
-            _sync_folder(stem.folder)
+                PartWriter(fd).write(text.encode())
+            _unsettle(stem, {part.suffix for part in meta.parts})
+            sync_folder(stem.folder)
             os.rename(staged, stem.meta)
             self._files = []
-            _sync_folder(stem.folder)
+            sync_folder(stem.folder)
+        with suppress(OSError):  # committed: a reader finds the parts under either name, and the next writer sweeps
             _settle(stem, meta)
+            _remove_stale(stem, save_id)
         return meta
 
     @contextmanager
@@ -145,10 +142,15 @@ class BundleWriter:
         try:
             yield
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "")
-            reason = f"{error.strerror or error}{': ' + remedy if remedy else ''}"
             kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
-            raise CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason}{kept}") from error
+            message = f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}"
+            raise CheckpointError(message) from error
+
+
+def reason_of(error: OSError) -> str:
+    """Why a file cannot be written, with the remedy where one is known."""
+    remedy = _REMEDIES.get(error.errno or 0, "")
+    return f"{error.strerror or error}{': ' + remedy if remedy else ''}"
 
 
 def sweep(stem: Stem) -> None:
@@ -163,6 +165,11 @@ def sweep(stem: Stem) -> None:
         meta = read_meta(stem)
         save_id = meta.save_id
         _settle(stem, meta)
+    _remove_stale(stem, save_id)
+
+
+def _remove_stale(stem: Stem, save_id: str) -> None:
+    """Remove what belongs to any save of this stem but the committed one."""
     mine = re.compile(re.escape(stem.name) + rf"\.([0-9a-f]{{{SAVE_ID_HEX}}})\.[^/]+")
     with os.scandir(stem.folder) as entries:
         stale = [e.path for e in entries if (match := mine.fullmatch(e.name)) and match[1] != save_id]
@@ -171,20 +178,27 @@ def sweep(stem: Stem) -> None:
 
 
 def _settle(stem: Stem, meta: BundleMeta) -> None:
-    """Give the parts of a committed bundle their plain names, and remove those that only the bundle before had."""
+    """Give the parts of a committed bundle their plain names."""
     changed = False
     for part in meta.parts:
         staged, plain = stem.staged(meta.save_id, part.suffix), stem.plain(part.suffix)
         if os.path.lexists(staged):
             os.rename(staged, plain)
             changed = True
-    for suffix in OPTIONAL_SUFFIXES:
-        is_mine = not os.path.lexists(Stem.of(stem.plain(suffix)).meta)  # run.outer may be a checkpoint of that name
-        if suffix not in {part.suffix for part in meta.parts} and is_mine and os.path.lexists(stem.plain(suffix)):
-            os.unlink(stem.plain(suffix))
-            changed = True
     if changed:
-        _sync_folder(stem.folder)
+        sync_folder(stem.folder)
+
+
+def _unsettle(stem: Stem, kept: Container[str]) -> None:
+    """Put those parts of the committed bundle that the next one does not have back under their save's name, where a
+    reader finds them, and ``sweep`` after the next commit. A file that no bundle names is not ours to remove.
+    """
+    if not os.path.lexists(stem.meta):
+        return
+    meta = read_meta(stem)
+    for part in meta.parts:
+        if part.suffix not in kept and os.path.lexists(stem.plain(part.suffix)):
+            os.rename(stem.plain(part.suffix), stem.staged(meta.save_id, part.suffix))
 
 
 def _refuse_links(stem: Stem) -> None:
@@ -194,7 +208,8 @@ def _refuse_links(stem: Stem) -> None:
             raise CheckpointError(f"{path} is a symbolic link to {os.readlink(path)}; save to that place itself")
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make what was renamed in ``folder`` last. Raises OSError."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
