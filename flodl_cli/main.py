@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
+    "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
     "launch": "train a script on this machine or on a cluster",
     "status": "show a run's phase, hosts, ranks, rates and shares",
