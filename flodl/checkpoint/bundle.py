@@ -115,8 +115,8 @@ class Stem:
             CheckpointError: the path names a folder, or nothing.
         """
         whole = Path(path)
-        name = whole.name.removesuffix(META_SUFFIX).removesuffix(MODEL_SUFFIX)
-        if not name or name in (".", ".."):
+        name = name_of(str(whole))
+        if not name:
             raise CheckpointError(f"{os.fspath(path)!r} names no checkpoint; give a path such as ckpts/run43")
         if whole.is_dir():
             raise CheckpointError(f"{whole} is a folder; name a checkpoint in it, such as {whole / 'run'}")
@@ -137,6 +137,12 @@ class Stem:
     def staged(self, save_id: str, suffix: str) -> Path:
         """Where a part lies until its bundle is committed."""
         return self.folder / f"{self.name}.{save_id}{suffix}"
+
+
+def name_of(path: str) -> str:
+    """The name without an ending of the checkpoint that ``path`` stands for; empty where it names none."""
+    name = os.path.basename(path).removesuffix(META_SUFFIX).removesuffix(MODEL_SUFFIX)
+    return "" if name in (".", "..") else name
 
 
 def _lift(data: Mapping[str, Any]) -> BundleMeta:

@@ -66,15 +66,18 @@ class Knob(Generic[T]):
         return self.check(self.name, value) if self.check else value
 
 
-def knob(*, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True) -> Any:
+def knob(
+    *, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True, kind: type[Knob[Any]] = Knob
+) -> Any:
     """Declare one line of a table: the value of an annotation such as ``batch_size: Knob[int]``.
 
     Args:
         default: the value of a knob that was not set; without it the knob must be set.
         check: turns what the user passed into what is stored, or raises ConfigError.
         kw_only: False lets the constructor take it by position too.
+        kind: the annotation's own class, where its setter takes more than the value.
     """
-    return Knob(default, check, kw_only)
+    return kind(default, check, kw_only)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(knob,))

@@ -4,18 +4,33 @@ Each knob is checked where it is set, so that the traceback shows the user's lin
 by ``resolve``, when all of them are known.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from itertools import islice
+from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
 from flodl.averaging.outer import OuterAvg, OuterOptimizer
+from flodl.checkpoint.bundle import name_of
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId, batch_count
-from flodl.messages import Precision, Settings
+from flodl.messages import CheckpointSettings, Precision, Settings
 from flodl.spec.cadence import ElCheConfig
-from flodl.spec.knob import Knob, KnobTable, Values, function, knob, non_negative_number, positive_number, whole_number
+from flodl.spec.knob import (
+    Chained,
+    ChainedT,
+    Knob,
+    KnobTable,
+    Values,
+    function,
+    knob,
+    non_negative_number,
+    positive_number,
+    whole_number,
+    yes_or_no,
+)
 from flodl.spec.metrics import EpochMetrics
 
 MapDataset: TypeAlias = Any
@@ -23,6 +38,16 @@ MapDataset: TypeAlias = Any
 
 Not a Protocol: torch's own Dataset declares no ``__len__``, and every subclass of it must be welcome.
 """
+
+FilePath: TypeAlias = str | os.PathLike[str]
+
+MAX_PATH = 4096
+"""Characters; Linux takes no longer path."""
+
+MAX_NAMED_EPOCHS = 10_000
+"""They travel with the settings; who wants more wants them at regular distances."""
+
+TableT_co = TypeVar("TableT_co", bound=Chained, covariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +123,59 @@ def _cluster(name: str, value: Any) -> ClusterBuilder | ClusterSpec | None:
     return value
 
 
+def _stem(name: str, value: Any) -> str | None:
+    """The text of a path, as it was given: which folder it counts from is the head's affair."""
+    if value is None:
+        return None
+    path = os.fspath(value) if isinstance(value, str | os.PathLike) else value
+    if not isinstance(path, str):
+        raise ConfigError(f"{name} is {value!r}; pass a path such as 'ckpts/run43'")
+    if not name_of(path):
+        raise ConfigError(
+            f"{name} is {path!r}, which names no file; add a name, such as {os.path.join(path, 'run43')!r}"
+        )
+    if len(path) > MAX_PATH or not path.isprintable():
+        raise ConfigError(f"{name} is {path!r:.200}; it must be at most {MAX_PATH} printable characters")
+    return path
+
+
+def _epochs(name: str, value: Any) -> tuple[int, ...]:
+    is_several = isinstance(value, Iterable) and not isinstance(value, str | bytes) and getattr(value, "ndim", 1) != 0
+    several = tuple(islice(value, MAX_NAMED_EPOCHS + 1)) if is_several else (value,)
+    if len(several) > MAX_NAMED_EPOCHS:
+        raise ConfigError(f"{name} names more than {MAX_NAMED_EPOCHS} epochs; use checkpoint_every")
+    return () if value is None else tuple(sorted({whole_number(1)(name, epoch) for epoch in several}))
+
+
+class ResumeSetter(Protocol[TableT_co]):
+    """``config.resume_from(stem, reshape=True)``."""
+
+    def __call__(self, stem: FilePath | None, *, reshape: bool | None = None) -> TableT_co:
+        """Set ``resume_from``, and ``reshape`` too unless that is None; returns the table."""
+        ...
+
+
+class ResumeKnob(Knob[FilePath | None]):
+    """``resume_from``: its setter sets ``reshape`` as well."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: ChainedT, owner: type) -> ResumeSetter[ChainedT]: ...
+    @overload
+    def __get__(self, instance: Values, owner: type) -> FilePath | None: ...
+    def __get__(self, instance: Any, owner: type) -> Any:
+        found: Any = super().__get__(instance, owner)
+        if instance is None or isinstance(instance, Values):
+            return found
+
+        def setter(stem: FilePath | None, *, reshape: bool | None = None) -> Any:
+            return found(stem) if reshape is None else found(stem).reshape(reshape)
+
+        setter.__name__ = self.name
+        return setter
+
+
 class Knobs(KnobTable):
     """Every knob of a run, in the order of the reference."""
 
@@ -141,6 +219,17 @@ class Knobs(KnobTable):
     """Processes per rank that load data; 0 loads ahead on a thread, which shares the process's random generators."""
     collate_fn: Knob[Callable[[list[Any]], Any] | None] = knob(default=None, check=function)
     """Makes a batch from a list of samples; None takes torch's default."""
+    save_path: Knob[FilePath | None] = knob(default=None, check=_stem)
+    """Where checkpoints go: ``ckpts/run43`` makes ``ckpts/run43.fdl`` and ``.meta.json`` on the head's machine; a
+    relative path counts from the head's folder. None saves nothing."""
+    checkpoint_every: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
+    """A checkpoint after each so many epochs; needs ``save_path``."""
+    checkpoint_at_epoch: Knob[int | Iterable[int] | None] = knob(default=None, check=_epochs)
+    """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path``."""
+    resume_from: ResumeKnob = knob(default=None, check=_stem, kind=ResumeKnob)
+    """The checkpoint to go on from, with or without ``.fdl``; as a setter also ``resume_from(stem, reshape=True)``."""
+    reshape: Knob[bool] = knob(default=False, check=yes_or_no)
+    """Go on from ``resume_from`` with another number of ranks, or other settings: the cadence starts at Probe."""
     cluster: Knob[ClusterBuilder | ClusterSpec | None] = knob(default=None, check=_cluster)
     """The hosts, named in code; None runs where the script was started. Refused together with a cluster file."""
 
@@ -164,6 +253,17 @@ class JobConfig(Knobs, Values):
             precision=Precision(self.precision),
             accumulate=self.accumulate,
             max_nonfinite=self.max_nonfinite,
+            checkpoint=self.checkpoint_settings(),
+        )
+
+    def checkpoint_settings(self) -> CheckpointSettings:
+        """What is saved when and where, and what the run goes on from."""
+        return CheckpointSettings(
+            save_path=os.fspath(self.save_path or ""),
+            every=self.checkpoint_every or 0,
+            at_epochs=_epochs("checkpoint_at_epoch", self.checkpoint_at_epoch),
+            resume_from=os.fspath(self.resume_from or ""),
+            reshape=self.reshape,
         )
 
 
@@ -177,6 +277,7 @@ def resolve(knobs: Knobs) -> JobConfig:
     config = JobConfig(**knobs.all_values())
     _check_batches(config)
     _check_evaluation(config)
+    _check_checkpoints(config)
     config.elche.settings()
     return config
 
@@ -206,3 +307,18 @@ def _check_evaluation(config: JobConfig) -> None:
         raise ConfigError(f"{given} is set but {missing} is not; set both, or neither")
     if config.eval_result_fn is not None and config.eval_fn is None:
         raise ConfigError("eval_result_fn is set but there is nothing to evaluate; set eval_dataset and eval_fn too")
+
+
+def _check_checkpoints(config: JobConfig) -> None:
+    chosen = config.checkpoint_settings()
+    if not chosen.save_path and (chosen.every or chosen.at_epochs):
+        name = "checkpoint_every" if chosen.every else "checkpoint_at_epoch"
+        raise ConfigError(f"{name} is set but save_path is not; add save_path='ckpts/run43', or drop {name}")
+    epochs = config.num_epochs * config.epoch_splits
+    if chosen.at_epochs and chosen.at_epochs[-1] > epochs:
+        count = f"{epochs} epochs" if config.epoch_splits == 1 else f"{epochs} epochs (num_epochs × epoch_splits)"
+        raise ConfigError(
+            f"checkpoint_at_epoch names epoch {chosen.at_epochs[-1]}, and the run has {count}; use at most {epochs}"
+        )
+    if chosen.reshape and not chosen.resume_from:
+        raise ConfigError("reshape is set but resume_from is not; add resume_from='ckpts/run42', or drop reshape")

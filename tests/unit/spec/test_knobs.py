@@ -1,8 +1,10 @@
 """The knobs: one definition for keywords, setters and values, and one clear message for whatever cannot be used."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
-from flodl.messages import CadenceSettings, GuardSettings, Mode, Precision
+from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
 from flodl.trainer.config import TrainerBuilder, TrainerConfig
@@ -38,7 +40,7 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
         "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "scheduler_fn",
         "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "metrics_fn", "eval_dataset", "eval_fn",
         "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
-        "cluster",
+        "save_path", "checkpoint_every", "checkpoint_at_epoch", "resume_from", "reshape", "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
     assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)
@@ -283,3 +285,95 @@ def test_gamma_is_a_power_from_0_on(gamma: float) -> None:
 def test_gamma_that_is_no_power_of_a_count_is_refused(gamma: Any) -> None:
     with pytest.raises(ConfigError, match=r"gamma is .*; it must be a number that is at least 0 and at most 16"):
         ElCheConfig(gamma=gamma)
+
+
+# ----------------------------------------------------------------------------------------------------- checkpoints
+def test_nothing_is_saved_or_resumed_unless_asked_for() -> None:
+    assert resolve(config()).settings().checkpoint == CheckpointSettings()
+
+
+def test_checkpoint_settings_come_from_keywords_setters_and_builder_alike() -> None:
+    keywords = config(
+        save_path=Path("ckpts/run43"), checkpoint_every=2, checkpoint_at_epoch=3, resume_from="old.fdl", reshape=True
+    )
+    setters = (
+        config()
+        .save_path("ckpts/run43")
+        .checkpoint_every(2)
+        .checkpoint_at_epoch(3)
+        .resume_from("old.fdl", reshape=True)
+    )
+    chain = builder().dataset(DATA).batch_size(2).num_epochs(3).save_path("ckpts/run43")
+    chain.checkpoint_every(2).checkpoint_at_epoch([3]).reshape(True).resume_from(PurePosixPath("old.fdl"))
+
+    expected = CheckpointSettings("ckpts/run43", 2, (3,), "old.fdl", reshape=True)
+    assert resolve(keywords).settings().checkpoint == expected
+    assert resolve(setters).settings().checkpoint == expected
+    assert resolve(chain).settings().checkpoint == expected
+
+
+def test_resume_from_returns_its_table_and_leaves_reshape_alone_unless_named() -> None:
+    mine = config()
+    assert mine.resume_from("old") is mine
+    assert resolve(mine).reshape is False
+    assert resolve(mine.resume_from("old", reshape=True).resume_from("new")).reshape is True
+    assert resolve(mine.resume_from("new", reshape=False)).reshape is False
+    assert resolve(mine).resume_from == "new"
+
+
+def test_paths_stay_as_given() -> None:
+    settings = resolve(config(save_path="./a/../b/run", resume_from="~/run")).settings().checkpoint
+    assert (settings.save_path, settings.resume_from) == ("./a/../b/run", "~/run")
+
+
+@pytest.mark.parametrize("epochs", [(3, 1, 3), [1, 3], range(1, 4, 2), {3, 1}, torch.tensor([3, 1]).numpy()])
+def test_several_epochs_are_kept_once_each_in_order(epochs: Any) -> None:
+    job = resolve(config(save_path="run", checkpoint_at_epoch=epochs))
+    assert job.settings().checkpoint.at_epochs == (1, 3)
+
+
+def test_one_epoch_may_be_a_number_of_torch_or_numpy() -> None:
+    for one in (torch.tensor(3), torch.tensor(3).numpy(), torch.tensor(3).numpy()[()]):
+        assert resolve(config(save_path="run").checkpoint_at_epoch(one)).settings().checkpoint.at_epochs == (3,)
+
+
+def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
+    job = resolve(config(save_path="run", epoch_splits=2, checkpoint_at_epoch=6))
+    assert job.settings().checkpoint.at_epochs == (6,)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"save_path": b"run"}, r"save_path is b'run'; pass a path such as 'ckpts/run43'"),
+        ({"save_path": 3}, "save_path is 3; pass a path"),
+        ({"save_path": ""}, "save_path is '', which names no file; add a name, such as 'run43'"),
+        ({"save_path": "ckpts/"}, "save_path is 'ckpts/', which names no file; add a name, such as 'ckpts/run43'"),
+        ({"save_path": "ckpts/.fdl"}, "save_path is 'ckpts/.fdl', which names no file"),
+        ({"save_path": ".."}, "save_path is '..', which names no file"),
+        ({"save_path": "run\0"}, r"save_path is 'run\\x00'; it must be at most 4096 printable characters"),
+        ({"save_path": "run\udcff"}, "printable characters"),
+        ({"save_path": "x" * 4097}, "at most 4096"),
+        ({"resume_from": True}, "resume_from is True; pass a path"),
+        ({"checkpoint_every": 0, "save_path": "run"}, "checkpoint_every is 0; it must be at least 1"),
+        ({"checkpoint_at_epoch": 0, "save_path": "run"}, "checkpoint_at_epoch is 0; it must be at least 1"),
+        ({"checkpoint_at_epoch": (1, "2"), "save_path": "run"}, "checkpoint_at_epoch is '2'; it must be a whole"),
+        ({"checkpoint_at_epoch": "12", "save_path": "run"}, "checkpoint_at_epoch is '12'; it must be a whole"),
+        (
+            {"checkpoint_at_epoch": itertools.count(1), "save_path": "run"},
+            "more than 10000 epochs; use checkpoint_every",
+        ),
+        ({"checkpoint_every": 1}, "checkpoint_every is set but save_path is not; add save_path='ckpts/run43', or drop"),
+        ({"checkpoint_at_epoch": 1}, "checkpoint_at_epoch is set but save_path is not"),
+        ({"checkpoint_at_epoch": (2, 4), "save_path": "run"}, "names epoch 4, and the run has 3 epochs; use at most 3"),
+        (
+            {"checkpoint_at_epoch": 7, "save_path": "run", "epoch_splits": 2},
+            r"names epoch 7, and the run has 6 epochs \(num_epochs × epoch_splits\); use at most 6",
+        ),
+        ({"reshape": True}, "reshape is set but resume_from is not; add resume_from='ckpts/run42', or drop reshape"),
+        ({"reshape": 1, "resume_from": "run"}, "reshape is 1; it must be True or False"),
+    ],
+)
+def test_checkpoint_knobs_that_cannot_be_used_name_the_fix(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(**knobs)
