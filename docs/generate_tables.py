@@ -355,7 +355,7 @@ def commands() -> str:
 def describe_command(name: str, command: click.Command) -> str:
     """One command: usage, help, options."""
     usage = " ".join(command.collect_usage_pieces(click.Context(command)))
-    text = re.sub(r"\b(RUN|FILE|SCRIPT)\b", r"`\1`", " ".join((command.help or "").split()))
+    text = re.sub(r"\b(RUN|FILE|SCRIPT|PATH)\b", r"`\1`", " ".join((command.help or "").split()))
     rows = [
         (
             ", ".join(f"`{one}`" for one in (*option.opts, *option.secondary_opts)),

@@ -4,7 +4,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flodl.checkpoint.reader import Bundle, opened
-from flodl.checkpoint.tensor_file import OPTIMIZER, OUTER_OPTIMIZER
 
 
 def describe(bundle: Bundle) -> dict[str, Any]:
@@ -25,8 +24,8 @@ def describe(bundle: Bundle) -> dict[str, Any]:
         held = {
             "tensors": len(set(tensors.state_dict.values())),
             "parameters": tensors.parameter_count,
-            "has_optimizer": tensors.has(OPTIMIZER),
-            "has_outer_optimizer": tensors.has(OUTER_OPTIMIZER),
+            "has_optimizer": tensors.has_optimizer,
+            "has_outer_optimizer": tensors.has_outer_optimizer,
         }
     return {
         "checkpoint": str(bundle.stem),

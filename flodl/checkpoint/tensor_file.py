@@ -2,8 +2,8 @@
 
 The format (https://huggingface.co/docs/safetensors): 8 bytes with the length of the header, little-endian; the header,
 a JSON object from each tensor's name to its dtype, shape and place; then the tensors' bytes, without gaps. flodl's own
-note stands in the header's ``__metadata__``: which of the tensors the model's state dict names, and which are
-parameters. ``optim/…`` and ``outer/…`` are the optimizers' tensors.
+note stands in the header's ``__metadata__``: which of the tensors the model's state dict names, which are parameters,
+and under ``whole`` what a training needs beside them.
 """
 
 import json
@@ -23,8 +23,6 @@ LENGTH_BYTES: Final = 8
 MAX_HEADER_BYTES: Final = 100_000_000
 """The limit of the safetensors format itself."""
 MAX_DIMENSIONS: Final = 64
-OPTIMIZER: Final = "optim/"
-OUTER_OPTIMIZER: Final = "outer/"
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2, "U32": 4,
@@ -52,21 +50,19 @@ class TensorFile:
     """All tensors by the names they are stored under, in the file's order.
 
     ``state_dict`` maps the names of the model's state dict to stored names: tied ones share one. ``parameters`` are
-    the stored names of the model's parameters, each once.
+    the stored names of the model's parameters, each once. The optimizers' state is there, or is not.
     """
 
     tensors: Mapping[str, StoredTensor]
     state_dict: Mapping[str, str]
     parameters: tuple[str, ...]
+    has_optimizer: bool
+    has_outer_optimizer: bool
 
     @property
     def parameter_count(self) -> int:
         """How many numbers are trained."""
         return sum(self.tensors[name].elements for name in self.parameters)
-
-    def has(self, prefix: str) -> bool:
-        """Whether there is a tensor below ``prefix`` that is none of the model's."""
-        return any(name.startswith(prefix) for name in self.tensors.keys() - self.state_dict.values())
 
 
 def read_tensor_file(file: BinaryIO, name: str) -> TensorFile:
@@ -93,8 +89,7 @@ def read_tensor_file(file: BinaryIO, name: str) -> TensorFile:
     if (found := noted.get("format")) != FORMAT:
         raise CheckpointError(f"{name} has format {found!a:.40}, this flodl reads {FORMAT}; upgrade flodl")
     try:
-        tensors = _tensors(header, stop, size_bytes)
-        return TensorFile(tensors, *_named(noted, tensors))
+        return _described(noted, _tensors(header, stop, size_bytes))
     except CheckpointError as error:
         raise CheckpointError(f"{name} is damaged: {error}") from None
 
@@ -135,10 +130,14 @@ def _tensor(name: str, entry: object, begin: int) -> StoredTensor:
     return StoredTensor(dtype, shape, begin + place[0], begin + place[1])
 
 
-def _named(note: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> tuple[dict[str, str], tuple[str, ...]]:
+def _described(note: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> TensorFile:
     state_dict: dict[str, str] = lift(Mapping[str, str], note.get("state_dict"), "state_dict", {})
     parameters: tuple[str, ...] = lift(tuple[str, ...], note.get("parameters"), "parameters", {})
     for stored in chain(state_dict.values(), parameters):
         if stored not in tensors:
             raise CheckpointError(f"its header names {stored!a:.80}, which is not there")
-    return state_dict, tuple(dict.fromkeys(parameters))
+    whole = expect(dict, note.get("whole", {}), "whole")
+    outer = expect(dict, whole.get("outer", {}), "whole.outer")
+    return TensorFile(
+        tensors, state_dict, tuple(dict.fromkeys(parameters)), "optimizer" in whole, outer.get("class") is not None
+    )

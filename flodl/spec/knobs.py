@@ -229,7 +229,7 @@ class Knobs(KnobTable):
     resume_from: ResumeKnob = knob(default=None, check=_stem, kind=ResumeKnob)
     """The checkpoint to go on from, with or without ``.fdl``; as a setter also ``resume_from(stem, reshape=True)``."""
     reshape: Knob[bool] = knob(default=False, check=yes_or_no)
-    """Go on from ``resume_from`` with another number of ranks, or other settings: the cadence starts at Probe."""
+    """Go on from ``resume_from`` with another number of ranks, batch size or mode: the cadence starts at Probe."""
     cluster: Knob[ClusterBuilder | ClusterSpec | None] = knob(default=None, check=_cluster)
     """The hosts, named in code; None runs where the script was started. Refused together with a cluster file."""
 

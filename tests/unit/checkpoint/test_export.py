@@ -46,9 +46,11 @@ class Tied(nn.Module):
 def whole_state(model: nn.Module) -> bytes:
     """A model's state with the tensors of optimizers beside it, as a rank streams it for a checkpoint."""
     plain = dump_state(model, StateInfo(1, 9))
-    note = json.loads(plain[8 : 8 + int.from_bytes(plain[:8], "little")])["__metadata__"]
+    metadata = json.loads(plain[8 : 8 + int.from_bytes(plain[:8], "little")])["__metadata__"]
+    whole = {"optimizer": {"class": "Adam"}, "outer": {"class": "SlowMomentum", "slots": {}}}
     extra = {"optim/0/exp_avg": torch.ones(5, 3), "outer/0/f32": torch.ones(9, dtype=torch.float64)}
-    return safetensors.torch.save(safetensors.torch.load(plain) | extra, note)
+    note = json.loads(metadata["flodl"]) | {"whole": whole}
+    return safetensors.torch.save(safetensors.torch.load(plain) | extra, {"format": "pt", "flodl": json.dumps(note)})
 
 
 def save(path: Path, content: bytes) -> None:
@@ -229,6 +231,7 @@ def test_safetensors_file_of_somebody_else_is_refused(tmp_path: Path) -> None:
         ({}, {**NOTE, "state_dict": {}, "parameters": []}, "its tensors end at byte"),
         ({"w": ENTRY}, {**NOTE, "state_dict": {"w": "v"}}, "names 'v', which is not there"),
         ({"w": ENTRY}, {**NOTE, "parameters": ["v"]}, "names 'v', which is not there"),
+        ({"w": ENTRY}, {**NOTE, "whole": 3}, "whole is 3, expected an object"),
         ({"w": ENTRY}, {**NOTE, "parameters": None}, "parameters is None, expected an array"),
     ],
 )

@@ -16,7 +16,12 @@ from flodl_cli.commands.cmd_checkpoint import size_text
 from flodl_cli.main import main
 
 SETTINGS = Settings(40, 5, num_epochs=10, seed=0, cadence=CadenceSettings(mode=Mode.CPU_ASYNC))
-NOTE = {"format": 1, "state_dict": {"w": "w", "tied": "w"}, "parameters": ["w"]}
+NOTE = {
+    "format": 1,
+    "state_dict": {"w": "w", "tied": "w"},
+    "parameters": ["w"],
+    "whole": {"optimizer": {}, "outer": {"class": None}},
+}
 
 
 def tensor_bytes(names: tuple[str, ...]) -> bytes:

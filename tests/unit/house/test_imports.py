@@ -5,7 +5,7 @@ import sys
 
 LIGHT = (
     "flodl_cli", "flodl_daemon", "flodl.launch", "flodl.config", "flodl.monitor", "flodl.controller",
-    "flodl.core", "flodl.wire", "flodl.runtime",
+    "flodl.core", "flodl.wire", "flodl.runtime", "flodl.checkpoint",
 )  # fmt: skip
 
 IMPORT_ALL = """
