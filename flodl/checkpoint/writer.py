@@ -104,6 +104,35 @@ class BundleWriter:
             yield writer
         self._parts.append(Part(suffix, writer.size_bytes, writer.sha256))
 
+    def stage(self, suffix: str) -> Path:
+        """Make the empty file of the part ``<stem><suffix>`` for somebody else to write and sync; then ``adopt`` it.
+
+        Raises:
+            CheckpointError: it cannot be made.
+        """
+        path = self._stem.staged(self._save_id, suffix)
+        with self._in_words(), self._new_file(path):
+            pass
+        return path
+
+    def adopt(self, suffix: str, size_bytes: int, sha256: str) -> None:
+        """The part that was staged is complete and synced: ``size_bytes`` bytes with the digest ``sha256`` (hex).
+
+        Raises:
+            CheckpointError: it is not there, or not as long.
+        """
+        path = self._stem.staged(self._save_id, suffix)
+        with self._in_words():
+            found_bytes = path.stat().st_size
+        if found_bytes != size_bytes:
+            raise CheckpointError(f"{path} has {found_bytes} bytes, expected {size_bytes}: somebody else changed it")
+        self._parts.append(Part(suffix, size_bytes, sha256))
+
+    def failure(self, error: OSError) -> CheckpointError:
+        """What to say of the ``error`` of somebody who writes a part."""
+        kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
+        return CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}")
+
     def commit(self, reason: SaveReason, point: ResumePoint, versions: Mapping[str, str] | None = None) -> BundleMeta:
         """Publish the bundle: from the rename of the meta file on it is the one that a reader finds.
 
@@ -142,9 +171,7 @@ class BundleWriter:
         try:
             yield
         except OSError as error:
-            kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
-            message = f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}"
-            raise CheckpointError(message) from error
+            raise self.failure(error) from error
 
 
 def reason_of(error: OSError) -> str:
