@@ -252,6 +252,13 @@ class StreamState:
 
 
 @dataclass(frozen=True, slots=True)
+class EmptyInbox:
+    """Every rank of the host has taken the state of ``transfer``: let go of the memory in which it lies."""
+
+    transfer: int
+
+
+@dataclass(frozen=True, slots=True)
 class ShipLogs:
     """Ship what the ranks' spools still hold; LogsShipped follows when all of it is sent."""
 
@@ -274,6 +281,7 @@ HostAction: TypeAlias = (
     | StreamSum
     | CancelStream
     | StreamState
+    | EmptyInbox
     | ShipLogs
     | Leave
 )

@@ -158,9 +158,10 @@ class SumReturned:
 
 @dataclass(frozen=True, slots=True)
 class StateLanded:
-    """The state of ``transfer`` lies whole in the host's inbox."""
+    """The state of ``transfer`` lies whole in the host's inbox, or this machine cannot hold it (``error``)."""
 
     transfer: int
+    error: str = ""
 
 
 @dataclass(frozen=True, slots=True)

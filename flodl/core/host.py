@@ -1,9 +1,11 @@
 """HostCore: the daemon's half of every conversation.
 
-Purpose: one host of a run: its ranks' processes, the words that pass between them and the controller, and the host's
-part of a CPU-plane round. States: *serving* → *stopping* (ranks get SIGTERM, then the grace, then SIGKILL) → *shipping*
-the last logs → *left*. Invariants: nothing of a key that was closed or replaced is streamed or announced; a rank's end
-is reported after everything it said; the daemon leaves only when no rank's process is left. It looks into no message
+Purpose: one host of a run: its ranks' processes, the words that pass between them and the controller, the host's part
+of a CPU-plane round, and the state that comes down for its ranks to load. States: *serving* → *stopping* (ranks get
+SIGTERM, then the grace, then SIGKILL) → *shipping* the last logs → *left*. Invariants: nothing of a key that was closed
+or replaced is streamed or announced; no rank is told to load a state that does not lie whole in the inbox, which is
+emptied only when every running rank has loaded it; at most one such word waits for each running rank; a rank's end is
+reported after everything it said; the daemon leaves only when no rank's process is left. It looks into no other message
 that is meant for a rank.
 """
 
@@ -14,6 +16,7 @@ from typing import assert_never
 
 from flodl.core.actions import (
     CancelStream,
+    EmptyInbox,
     HostAction,
     KillRankTree,
     Leave,
@@ -35,6 +38,7 @@ from flodl.core.events import (
     RankEnded,
     RankSaid,
     Stalled,
+    StateLanded,
     SumReturned,
     Ticked,
 )
@@ -47,6 +51,7 @@ from flodl.messages import (
     Heard,
     HostStopped,
     KillRank,
+    LoadState,
     OpenRound,
     RankAlive,
     RankBeat,
@@ -60,6 +65,7 @@ from flodl.messages import (
     ResultReady,
     SliceReduced,
     SpawnRanks,
+    StateLoaded,
     StateSent,
     StopHost,
     ToDaemon,
@@ -87,6 +93,8 @@ class HostSettings:
 
 @dataclass(slots=True)
 class _LocalRank:
+    """``load`` waits for its state to land; ``loaded`` is the transfer that the rank has answered last."""
+
     spec: RankSpec
     heard_s: float
     has_beaten: bool = False
@@ -96,6 +104,8 @@ class _LocalRank:
     is_finished: bool = False
     is_failing: bool = False
     ended_by_us: bool = False
+    load: LoadState | None = None
+    loaded: int | None = None
 
     @property
     def is_leaving(self) -> bool:
@@ -121,6 +131,7 @@ class HostCore:
         self._settings = settings
         self._ranks: dict[RankId, _LocalRank] = {}
         self._round: _OpenRound | None = None
+        self._landed: StateLanded | None = None
         self._beat_s = started_s
         self._controller_heard_s = started_s
         self._has_controller = True
@@ -145,6 +156,9 @@ class HostCore:
                 actions = self._on_ended(event)
             case SumReturned(key):
                 actions = self._announce(key)
+            case StateLanded():
+                self._landed = event
+                actions = self._give_states()
             case LogsShipped():
                 actions = self._on_shipped()
             case Stalled(gap_s):
@@ -167,6 +181,9 @@ class HostCore:
 
     def check(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
+        gone = tuple(rank for rank, local in self._ranks.items() if local.load is not None and not local.is_running)
+        if gone:
+            raise InvariantViolation(f"host {self._settings.host}: a state waits for ranks {gone}, which have ended")
         if self.state in (HostState.SHIPPING, HostState.LEFT) and self._running():
             raise InvariantViolation(f"host {self._settings.host} is {self.state} with ranks {self._running()} running")
 
@@ -198,6 +215,10 @@ class HostCore:
                     self._ranks[rank].ended_by_us = True
                     return [KillRankTree(rank)]
                 return []
+            case LoadState(rank):
+                if rank in self._ranks and self._ranks[rank].is_running:
+                    self._ranks[rank].load = message
+                return self._give_states()
             case StopHost(reason, grace_s):
                 return self._stop(reason, grace_s, 0, now_s)
             case Heard():
@@ -244,9 +265,12 @@ class HostCore:
                 return self._on_written(rank, key)
             case SliceReduced(_, key):
                 return self._on_reduced(rank, key)
-            case StateSent(_, size_bytes, error):
-                stream: list[HostAction] = [] if error else [StreamState(rank, size_bytes)]
+            case StateSent(_, transfer, size_bytes, error):
+                stream: list[HostAction] = [] if error else [StreamState(rank, transfer, size_bytes)]
                 return [SendController(message), *stream]
+            case StateLoaded(_, transfer):
+                local.loaded = transfer
+                return [SendController(message), *self._empty_inbox()]
             case RankFinished():
                 local.is_finished = True
                 return [SendController(message)]
@@ -260,15 +284,40 @@ class HostCore:
         local = self._ranks.get(event.rank)
         if local is None or not local.is_running:
             return []
-        local.is_running = False
+        local.is_running, local.load = False, None
         by_us = local.ended_by_us or local.is_finished
-        return [SendController(RankExited(event.rank, event.code, event.signal, by_us)), *self._reduce_slices()]
+        exited = SendController(RankExited(event.rank, event.code, event.signal, by_us))
+        return [exited, *self._reduce_slices(), *self._empty_inbox()]
 
     def update_memory(self, rss_bytes: Mapping[RankId, int]) -> None:
         """What the shell measured of the ranks' resident memory, for the next beat."""
         for rank, size in rss_bytes.items():
             if rank in self._ranks:
                 self._ranks[rank].rss_bytes = size
+
+    # ------------------------------------------------------------------------------------------------------- states
+    def _give_states(self) -> list[HostAction]:
+        """Of the word and the state, whichever comes first waits for the other."""
+        landed = self._landed
+        actions: list[HostAction] = []
+        for rank, local in self._ranks.items():
+            load = local.load
+            if landed is None or load is None or load.transfer != landed.transfer:
+                continue
+            local.load = None
+            if landed.error:
+                actions.append(SendController(StateLoaded(rank, load.transfer, landed.error)))
+            else:
+                actions.append(SendRank(rank, load))
+        return actions
+
+    def _empty_inbox(self) -> list[HostAction]:
+        """Once nobody is left here who could ask for what lies in it."""
+        landed = self._landed
+        if landed is None or any(self._ranks[rank].loaded != landed.transfer for rank in self._running()):
+            return []
+        self._landed = None
+        return [EmptyInbox(landed.transfer)]
 
     # ---------------------------------------------------------------------------------------------------- CPU plane
     def _on_written(self, rank: RankId, key: RoundKey) -> list[HostAction]:

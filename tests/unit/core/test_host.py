@@ -4,6 +4,7 @@ import pytest
 
 from flodl.core.actions import (
     CancelStream,
+    EmptyInbox,
     HostAction,
     KillRankTree,
     Leave,
@@ -24,6 +25,7 @@ from flodl.core.events import (
     RankEnded,
     RankSaid,
     Stalled,
+    StateLanded,
     SumReturned,
     Ticked,
 )
@@ -40,6 +42,7 @@ from flodl.messages import (
     HostStopped,
     KillRank,
     Layout,
+    LoadState,
     MinReached,
     OpenRound,
     RankAlive,
@@ -53,6 +56,7 @@ from flodl.messages import (
     ResultReady,
     SliceReduced,
     SpawnRanks,
+    StateLoaded,
     StateSent,
     StopHost,
     ToDaemon,
@@ -84,6 +88,12 @@ class Host:
     def open(self, ranks: tuple[RankId, ...] = (4, 5), hosts: int = 1) -> list[HostAction]:
         return self.hear(OpenRound(KEY, ranks, LAYOUT, hosts))
 
+    def load(self, rank: RankId, transfer: int = 7) -> list[HostAction]:
+        return self.hear(LoadState(rank, transfer))
+
+    def loaded(self, rank: RankId, transfer: int = 7) -> list[HostAction]:
+        return self.post(RankSaid(rank, StateLoaded(rank, transfer, "")))
+
     def write(self, rank: RankId, key: RoundKey = KEY) -> list[HostAction]:
         return self.post(RankSaid(rank, ContributionWritten(rank, key)))
 
@@ -113,7 +123,7 @@ def test_words_for_a_rank_pass_through_and_for_a_stranger_go_nowhere() -> None:
 
 def test_words_of_a_rank_pass_through() -> None:
     host = Host()
-    for word in (MinReached(5, 3), RankError(4, "boom", ""), RankFinished(5), StateSent(4, 0, "disk full")):
+    for word in (MinReached(5, 3), RankError(4, "boom", ""), RankFinished(5), StateSent(4, 1, 0, "disk full")):
         assert host.post(RankSaid(word.rank, word)) == [SendController(word)]
     assert host.post(RankSaid(4, RankHello(4, 77))) == []
 
@@ -126,8 +136,8 @@ def test_rank_that_speaks_for_another_is_not_heard(connection: RankId, claimed: 
 
 
 def test_state_is_streamed_behind_its_announcement() -> None:
-    said = StateSent(4, 99, "")
-    assert Host().post(RankSaid(4, said)) == [SendController(said), StreamState(4, 99)]
+    said = StateSent(4, 7, 99, "")
+    assert Host().post(RankSaid(4, said)) == [SendController(said), StreamState(4, 7, 99)]
 
 
 def test_beat_tells_what_is_known_of_each_running_rank() -> None:
@@ -163,6 +173,62 @@ def test_end_or_kill_of_a_stranger_is_nothing() -> None:
     host = Host()
     assert host.post(RankEnded(9, 0, 0)) == []
     assert host.hear(KillRank(9, "silent")) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- states
+def test_rank_is_told_to_load_once_the_state_has_landed_whichever_comes_first() -> None:
+    host = Host()
+    assert host.load(4) == []
+    assert host.post(StateLanded(7)) == [SendRank(4, LoadState(4, 7))]
+    assert host.load(5) == [SendRank(5, LoadState(5, 7))]
+    assert host.post(StateLanded(7)) == []
+
+
+def test_rank_waits_for_the_very_state_that_it_is_to_load() -> None:
+    host = Host()
+    host.load(4)
+    assert host.post(StateLanded(6)) == []
+    assert host.post(StateLanded(7)) == [SendRank(4, LoadState(4, 7))]
+
+
+def test_later_word_to_load_takes_the_place_of_one_that_waits() -> None:
+    host = Host()
+    host.load(4)
+    host.load(4, 8)
+    assert host.post(StateLanded(7)) == []
+    assert host.post(StateLanded(8)) == [SendRank(4, LoadState(4, 8))]
+
+
+def test_rank_that_is_gone_or_a_stranger_waits_for_no_state() -> None:
+    host = Host()
+    host.load(4)
+    host.post(RankEnded(4, 0, 9))
+    host.load(4)
+    host.load(9)
+    assert host.post(StateLanded(7)) == []
+
+
+def test_state_that_the_host_cannot_hold_is_what_its_ranks_could_not_load() -> None:
+    host = Host()
+    host.load(4)
+    assert host.post(StateLanded(7, "too large")) == [SendController(StateLoaded(4, 7, "too large"))]
+    assert host.load(5) == [SendController(StateLoaded(5, 7, "too large"))]
+
+
+def test_inbox_is_emptied_when_every_rank_that_runs_has_loaded_what_lies_in_it() -> None:
+    host = Host()
+    assert host.loaded(4) == [SendController(StateLoaded(4, 7, ""))]
+    host.post(StateLanded(7))
+    assert host.loaded(5, 6) == [SendController(StateLoaded(5, 6, ""))]
+    assert host.loaded(5) == [SendController(StateLoaded(5, 7, "")), EmptyInbox(7)]
+    assert host.loaded(5) == [SendController(StateLoaded(5, 7, ""))]
+
+
+def test_inbox_is_not_kept_for_a_rank_that_is_gone() -> None:
+    host = Host()
+    host.post(StateLanded(7))
+    host.loaded(4)
+    assert host.post(RankEnded(5, 0, 9)) == [SendController(RankExited(5, 0, 9, by_us=False)), EmptyInbox(7)]
 
 
 # ----------------------------------------------------------------------------------------------------------- CPU plane
@@ -336,4 +402,12 @@ def test_host_that_would_leave_with_ranks_running_is_a_bug() -> None:
     host = Host()
     host.core.state = HostState.SHIPPING
     with pytest.raises(InvariantViolation, match=r"host a is shipping with ranks \(4, 5\) running"):
+        host.core.check()
+
+
+def test_state_that_waits_for_a_rank_that_has_ended_is_a_bug() -> None:
+    host = Host()
+    host.load(4)
+    host.core._ranks[4].is_running = False
+    with pytest.raises(InvariantViolation, match=r"host a: a state waits for ranks \(4,\), which have ended"):
         host.core.check()
