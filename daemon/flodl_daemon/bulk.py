@@ -1,8 +1,9 @@
-"""The daemon's bulk connection: the host's sum goes up, the total comes back, the final state goes up.
+"""The daemon's bulk connection: the host's sum goes up, the total comes back, states go up and come down.
 
 Blocking sockets in two threads, so that bytes never share a connection, or the event loop, with heartbeats. What comes
 down passes through a buffer of the thread's own: once ``cancel`` has returned, nothing of that round is written into
-the ranks' shared memory any more.
+the ranks' shared memory any more. A sum waits for one chunk of a state at most: the ranks stand still for it, and train
+on while a state is on its way.
 """
 
 import logging
@@ -33,6 +34,7 @@ from flodl.wire.chunks import (
     pack_header,
     unpack_header,
 )
+from flodl_daemon.inbox import HostInbox
 
 STALL_S: Final = 120.0
 """A controller that takes no byte for this long is gone; its silence on the control connection says the same."""
@@ -41,7 +43,7 @@ IDLE_S: Final = 3600.0 * 24 * 365
 """Between rounds the connection is silent for as long as a window takes."""
 
 MAX_STATES: Final = 64
-"""States waiting to go up. The controller asks one rank at a time."""
+"""States waiting to go up, one after the other. The controller asks one rank at a time."""
 
 _log = logging.getLogger(__name__)
 
@@ -54,11 +56,13 @@ class _Sum:
     received_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class _State:
     rank: RankId
+    transfer: int
     size_bytes: int
     fd: int
+    sent_bytes: int = 0
 
 
 class BulkLink:
@@ -69,6 +73,7 @@ class BulkLink:
         self._frames = BlockingFrames(sock, "controller (bulk)", ToDaemon)
         self._post = post
         self._plane: SharedPlane | None = None
+        self._inbox: HostInbox | None = None
         self._news = threading.Condition()
         self._current: _Sum | None = None
         self._unsent: _Sum | None = None
@@ -83,10 +88,10 @@ class BulkLink:
         """
         self._frames.send(hello)
 
-    def start(self, plane: SharedPlane) -> None:
+    def start(self, plane: SharedPlane, inbox: HostInbox) -> None:
         """Start the threads."""
-        self._plane = plane
-        for name, work in (("bulk-send", self._send_all), ("bulk-receive", self._receive_all)):
+        self._plane, self._inbox = plane, inbox
+        for name, work in (("bulk-send", self._send_until_closed), ("bulk-receive", self._receive_all)):
             threading.Thread(target=self._guarded, args=(work,), name=name, daemon=True).start()
 
     def stream_sum(self, key: RoundKey, layout: Layout, bf16: bool = False) -> None:
@@ -105,13 +110,17 @@ class BulkLink:
             if self._current is not None and self._current.key == key:
                 self._current = self._unsent = None
 
-    def stream_state(self, rank: RankId, size_bytes: int, outbox_fd: int) -> bool:
-        """Send a rank's outbox up, whatever becomes of the rank; False when it does not hold so many bytes."""
+    def stream_state(self, rank: RankId, transfer: int, size_bytes: int, outbox_fd: int) -> bool:
+        """Send a rank's outbox up, whatever becomes of the rank; False when it does not hold so many bytes.
+
+        A rank that writes its next state meanwhile spoils the one that is being sent: that one does not arrive.
+        """
         with self._news:
             if not 0 < size_bytes <= os.fstat(outbox_fd).st_size or len(self._states) >= MAX_STATES:
                 return False
-            self._states.append(_State(rank, size_bytes, os.dup(outbox_fd)))
-            self._news.notify()
+            if not self._is_closed:
+                self._states.append(_State(rank, transfer, size_bytes, os.dup(outbox_fd)))
+                self._news.notify()
             return True
 
     def close(self) -> None:
@@ -119,8 +128,6 @@ class BulkLink:
         with self._news:
             self._is_closed = True
             self._current = self._unsent = None
-            while self._states:
-                os.close(self._states.popleft().fd)
             self._news.notify()
         self._frames.close()
 
@@ -132,18 +139,23 @@ class BulkLink:
                 _log.debug("bulk connection over", exc_info=True)
                 self._post(ControllerDropped(f"bulk connection: {error}"))
 
-    def _send_all(self) -> None:
-        while (job := self._next_job()) is not None:
-            match job:
-                case _Sum():
+    def _send_until_closed(self) -> None:
+        try:
+            while (job := self._next_job()) is not None:
+                if isinstance(job, _Sum):
                     self._send_sum(job)
-                case _State():
-                    try:
-                        self._send_state(job)
-                    finally:
-                        os.close(job.fd)
+                elif not self._send_chunk(job):
+                    with self._news:
+                        self._states.popleft()
+                    os.close(job.fd)
+        finally:
+            with self._news:
+                left, self._states = self._states, deque()
+            for state in left:
+                os.close(state.fd)
 
     def _next_job(self) -> _Sum | _State | None:
+        """A sum before anything else, else the state whose next chunk is to be sent."""
         with self._news:
             self._news.wait_for(lambda: self._is_closed or self._unsent is not None or self._states)
             if self._is_closed:
@@ -151,7 +163,7 @@ class BulkLink:
             if self._unsent is not None:
                 job, self._unsent = self._unsent, None
                 return job
-            return self._states.popleft()
+            return self._states[0]
 
     def _send_sum(self, job: _Sum) -> None:
         assert self._plane is not None, "the threads start with it"
@@ -164,25 +176,34 @@ class BulkLink:
             piece = job.form.encode(image, offset, offset + length, scratch)
             self._frames.send_buffers(pack_header(header), piece.data, timeout_s=STALL_S)
 
-    def _send_state(self, job: _State) -> None:
+    def _send_chunk(self, state: _State) -> bool:
+        """Send the next chunk of a state; False when there is nothing more to send."""
         # read, not mapped: a rank that shortened its outbox now would end a process that touched the mapping
-        for offset, length in chunk_ranges(job.size_bytes, CHUNK_BYTES):
-            piece = os.pread(job.fd, length, offset)
-            if len(piece) < length:
-                raise RemoteProtocolError(f"rank {job.rank} shortened its outbox while it was sent")
-            header = ChunkHeader(ChunkKind.STATE_UP, job.rank, offset, length, job.size_bytes)
-            self._frames.send_buffers(pack_header(header), piece, timeout_s=STALL_S)
+        offset = state.sent_bytes
+        piece = os.pread(state.fd, min(CHUNK_BYTES, state.size_bytes - offset), offset)
+        if not piece:
+            _log.warning("state not sent: rank=%d reason=it has shortened its outbox meanwhile", state.rank)
+            return False
+        header = ChunkHeader(ChunkKind.STATE_UP, state.transfer, offset, len(piece), state.size_bytes)
+        self._frames.send_buffers(pack_header(header), piece, timeout_s=STALL_S)
+        state.sent_bytes += len(piece)
+        return state.sent_bytes < state.size_bytes
 
     def _receive_all(self) -> None:
+        assert self._inbox is not None, "the threads start with it"
         raw, scratch = bytearray(HEADER_BYTES), memoryview(bytearray(CHUNK_BYTES))
         while True:
             self._frames.receive_into(raw, IDLE_S)
             header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
-            if header.kind is not ChunkKind.SUM_DOWN:
+            if header.kind not in (ChunkKind.SUM_DOWN, ChunkKind.STATE_DOWN):
                 raise RemoteProtocolError(f"bulk: {header.kind.name} does not go to a daemon")
             data = scratch[: header.length_bytes]
             self._frames.receive_into(data, STALL_S)
-            if self._land(header, data):
+            if header.kind is ChunkKind.STATE_DOWN:
+                landed = self._inbox.take(header, data)
+                if landed is not None:
+                    self._post(landed)
+            elif self._land(header, data):
                 assert isinstance(header.key, RoundKey), "sums have round keys"
                 self._post(SumReturned(header.key))
 

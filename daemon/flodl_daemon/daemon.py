@@ -33,6 +33,7 @@ from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Role
 from flodl_daemon.bulk import BulkLink
 from flodl_daemon.devices import offered
+from flodl_daemon.inbox import HostInbox
 from flodl_daemon.rank_process import RankProcess
 
 DIAL_S: Final = 60.0
@@ -144,6 +145,7 @@ class Daemon:
         )
         self._bulk = BulkLink(bulk_sock, self._driver.post_threadsafe)
         self._plane_fd = -1
+        self._inbox = HostInbox(psutil.virtual_memory().total)
         self._ranks: dict[RankId, RankProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._shipping: set[asyncio.Task[None]] = set()
@@ -153,6 +155,7 @@ class Daemon:
         """Serve until the core leaves."""
         self._watch_signals()
         self._plane_fd = create_memfd("flodl-plane")
+        self._inbox.open()
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -170,6 +173,7 @@ class Daemon:
             for process in self._ranks.values():
                 process.close()
             os.close(self._plane_fd)
+            self._inbox.close()
         return self._exit_code
 
     # ------------------------------------------------------------------------------------------------------- events
@@ -224,8 +228,10 @@ class Daemon:
                 self._bulk.stream_sum(key, layout, bf16)
             case act.CancelStream(key):
                 self._bulk.cancel(key)
-            case act.StreamState(rank, size_bytes):
-                self._stream_state(self._ranks[rank], size_bytes)
+            case act.StreamState(rank, transfer, size_bytes):
+                self._stream_state(self._ranks[rank], transfer, size_bytes)
+            case act.EmptyInbox(transfer):
+                self._inbox.empty(transfer)
             case act.ShipLogs():
                 self._task_group().create_task(self._ship_last(), name="last logs")
             case act.Leave(reason, exit_code):
@@ -240,8 +246,8 @@ class Daemon:
 
     def _spawn(self, order: act.SpawnRank) -> None:
         if not self._ranks:
-            self._bulk.start(SharedPlane(self._plane_fd, order.local_world_size))
-        process = RankProcess(order, self._given, self._plane_fd, self._hello.address)
+            self._bulk.start(SharedPlane(self._plane_fd, order.local_world_size), self._inbox)
+        process = RankProcess(order, self._given, self._plane_fd, self._inbox.fd, self._hello.address)
         self._ranks[process.rank] = process
         tasks = self._task_group()
         try:
@@ -271,8 +277,9 @@ class Daemon:
         await self._driver.put(ev.RankEnded(process.rank, 127, 0))
         process.close()
 
-    def _stream_state(self, process: RankProcess, size_bytes: int) -> None:
-        if process.outbox_fd < 0 or not self._bulk.stream_state(process.rank, size_bytes, process.outbox_fd):
+    def _stream_state(self, process: RankProcess, transfer: int, size_bytes: int) -> None:
+        fd = process.outbox_fd
+        if fd < 0 or not self._bulk.stream_state(process.rank, transfer, size_bytes, fd):
             _log.error("rank %d: its outbox does not hold %d bytes of state", process.rank, size_bytes)
             process.kill()
 

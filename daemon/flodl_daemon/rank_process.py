@@ -43,12 +43,15 @@ _log = logging.getLogger(__name__)
 class RankProcess:
     """``start`` it, then ``live`` hears it and, last, says how it ended."""
 
-    def __init__(self, order: SpawnRank, given: Bootstrap, plane_fd: int, address: str) -> None:
-        """``plane_fd`` is the host's shared memory; ``address`` the local address that reaches the controller."""
+    def __init__(self, order: SpawnRank, given: Bootstrap, plane_fd: int, inbox_fd: int, address: str) -> None:
+        """``plane_fd`` is the host's shared memory, ``inbox_fd`` where states for its ranks come to lie; both stay the
+        caller's. ``address``: the local address that reaches the controller.
+        """
         self.rank = order.spec.rank
         self.outbox_fd = -1
         self.spools: dict[str, LogSpool] = {}
-        self._order, self._given, self._plane_fd, self._address = order, given, plane_fd, address
+        self._order, self._given, self._address = order, given, address
+        self._plane_fd, self._inbox_fd = plane_fd, inbox_fd
         self._tree: ProcessTree | None = None
         self._control: socket.socket | None = None
         self._stream: FramedStream | None = None
@@ -77,7 +80,7 @@ class RankProcess:
                     mark=f"{self._given.run_id}:{self.rank}",
                     env=self._environment(theirs.fileno()),
                     cwd=self._given.cwd,
-                    pass_fds=(theirs.fileno(), self._plane_fd, self.outbox_fd),
+                    pass_fds=(theirs.fileno(), self._plane_fd, self._inbox_fd, self.outbox_fd),
                 )
             self._spool(self._tree, folder)
         except BaseException:
@@ -190,6 +193,7 @@ class RankProcess:
             "slots": order.local_world_size,
             "slot": spec.local_rank,
             "outbox_fd": self.outbox_fd,
+            "inbox_fd": self._inbox_fd,
             "address": self._address,
         }
         return {

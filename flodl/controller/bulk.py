@@ -1,25 +1,26 @@
-"""The controller's bulk connections: hosts' sums come up and the total goes down; the final state comes up.
+"""The controller's bulk connections: hosts' sums come up and the total goes down; states come up and go down.
 
 Two threads per host over a blocking socket: bytes go straight into a sum's buffer, and a chunk is sent back as soon as
-every host has delivered it. The loop's thread only opens and closes. A state that has arrived whole lies in a file of
-its own until the run takes it: of two ranks that sent one, the wrong one never stands in the place of the right one.
+every host has delivered it. The loop's thread only opens and closes. A state goes straight from the socket into its
+file, and from a file into the socket, a chunk at a time: whatever its size, no more of it is in memory, and a sum waits
+for one chunk of it at most. What nobody expects, or does not expect any more, is read past.
 """
 
 import contextlib
 import logging
 import os
-import queue
 import socket
-import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from flodl.averaging.reducer import BufferPool, HostSums
-from flodl.errors import DeadlineExceeded, PeerLost, ProtocolError, RemoteProtocolError
-from flodl.ids import HostName, RankId, RoundKey
+from flodl.controller.states import Arrived, Expected, IncomingState
+from flodl.errors import CheckpointError, DeadlineExceeded, PeerLost, ProtocolError, RemoteProtocolError
+from flodl.ids import HostName, RoundKey
 from flodl.messages import FromDaemon, HostHello, Layout
 from flodl.runtime.blocking import BlockingFrames
 from flodl.wire.chunks import CHUNK_BYTES, HEADER_BYTES, ChunkHeader, ChunkKind, pack_header, unpack_header
@@ -31,6 +32,9 @@ IDLE_S: Final = 3600.0 * 24 * 365
 QUEUED_CHUNKS: Final = 1 << 16
 """Chunks waiting to go down to one host: 64 GiB of model. A host that is further behind is dropped."""
 
+QUEUED_STATES: Final = 16
+"""States waiting to go down to one host, which keeps only the last of them."""
+
 SPARE_BUFFERS: Final = 16
 
 _log = logging.getLogger(__name__)
@@ -38,72 +42,28 @@ _log = logging.getLogger(__name__)
 _Piece = tuple[HostSums, int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A state that came up, in a temporary file at ``path``; ``error`` says why it is not there."""
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    """A state on its way down to one host; ``fd`` is its own. Bytes before ``sent_bytes`` have left."""
 
-    host: HostName
-    rank: RankId
+    transfer: int
+    fd: int
     size_bytes: int
-    path: Path | None
-    error: str
-
-
-class StateFile:
-    """A state on its way to a temporary file. Used by one thread."""
-
-    def __init__(self, folder: Path, rank: RankId, size_bytes: int) -> None:
-        """Creates the file, mode 0600.
-
-        Raises:
-            OSError: it cannot be created.
-        """
-        self.rank = rank
-        self.size_bytes = size_bytes
-        self.received_bytes = 0
-        self._fd, name = tempfile.mkstemp(prefix=".state-", dir=folder)
-        self.path = Path(name)
-
-    def write(self, header: ChunkHeader, data: memoryview) -> bool:
-        """Write one chunk; True when it was the last and all is on disk.
-
-        Raises:
-            RemoteProtocolError: it does not follow on the one before.
-            OSError: the disk does not take it.
-        """
-        expected = (self.rank, self.size_bytes, self.received_bytes)
-        if (header.key, header.total_bytes, header.offset_bytes) != expected:
-            raise RemoteProtocolError(f"bulk: {header} does not follow on byte {self.received_bytes} of a state")
-        while data:
-            data = data[os.write(self._fd, data) :]
-        self.received_bytes += header.length_bytes
-        if self.received_bytes < self.size_bytes:
-            return False
-        os.fsync(self._fd)
-        os.close(self._fd)
-        self._fd = -1
-        return True
-
-    def discard(self) -> None:
-        """Remove it."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        self.path.unlink(missing_ok=True)
+    sent_bytes: int = 0
 
 
 class BulkHub:
-    """All bulk connections of a run. ``on_state`` is called from a thread and owns the file from then on."""
+    """All bulk connections of a run."""
 
-    def __init__(self, folder: Path, on_state: Callable[[Arrived], None]) -> None:
-        """``folder``: where states are kept until the run takes one."""
-        self.folder = folder
-        self.on_state = on_state
+    def __init__(self) -> None:
         self._pool = BufferPool(SPARE_BUFFERS)
         self._sums: dict[RoundKey, HostSums] = {}
         self._links: dict[HostName, Link] = {}
+        self._expected: dict[int, Expected] = {}
+        self._unsent: dict[HostName, list[_Outgoing]] = {}
         self._lock = threading.Lock()
 
+    # -------------------------------------------------------------------------------------------------- connections
     def link(self, host: HostName, sock: socket.socket) -> "Link":
         """A host's new connection; it takes no part before ``attach``. Close it if it never will."""
         return Link(self, host, sock)
@@ -114,6 +74,8 @@ class BulkHub:
             if link.host in self._links:
                 return False
             self._links[link.host] = link
+            for state in self._unsent.pop(link.host, []):
+                link.send_state(state)
         link.start()
         return True
 
@@ -121,9 +83,23 @@ class BulkHub:
         """Close the host's connection."""
         with self._lock:
             link = self._links.pop(host, None)
+            unsent = self._unsent.pop(host, [])
+        for state in unsent:
+            os.close(state.fd)
         if link is not None:
             link.close()
 
+    def close(self) -> None:
+        """Close everything."""
+        with self._lock:
+            hosts, sums = {*self._links, *self._unsent}, list(self._sums.values())
+            self._sums, self._expected = {}, {}
+        for host in hosts:
+            self.drop(host)
+        for each in sums:
+            each.close()
+
+    # --------------------------------------------------------------------------------------------------------- sums
     def open_sum(self, key: RoundKey, hosts: Sequence[HostName], layout: Layout, bf16: bool = False) -> None:
         """Sum the images of ``hosts`` for ``key``; any other sum is closed. ``bf16``: see ``WireImage``."""
         sums = HostSums(key, layout, hosts, self._pool, bf16)
@@ -139,16 +115,6 @@ class BulkHub:
         if sums is not None:
             sums.close()
 
-    def close(self) -> None:
-        """Close everything."""
-        with self._lock:
-            links, sums = list(self._links.values()), list(self._sums.values())
-            self._links, self._sums = {}, {}
-        for link in links:
-            link.close()
-        for each in sums:
-            each.close()
-
     def sums(self, header: ChunkHeader) -> HostSums | None:
         """The open sum that a chunk is meant for."""
         with self._lock:
@@ -163,17 +129,66 @@ class BulkHub:
             for offset, length in ranges:
                 link.send(sums, offset, length)
 
+    # ------------------------------------------------------------------------------------------------------- states
+    def expect(
+        self, transfer: int, host: HostName, place: Callable[[], Path], on_arrived: Callable[[Arrived], None]
+    ) -> None:
+        """Take the state that ``host`` sends as ``transfer``; say so before the host can send it.
+
+        When it is all there, or the disk did not take it, ``on_arrived`` hears of it once, unless ``forget`` comes
+        first. A connection that breaks off is no end of a transfer: the host is lost then. See ``Expected`` for both
+        functions, which are called from threads.
+        """
+        with self._lock:
+            self._expected[transfer] = Expected(transfer, host, place, on_arrived)
+
+    def forget(self, transfer: int) -> None:
+        """Throw away what there is of ``transfer`` and what comes of it; nothing is heard of it any more."""
+        with self._lock:
+            self._expected.pop(transfer, None)
+
+    def expected(self, host: HostName, transfer: int) -> Expected | None:
+        """Whether and how ``transfer`` is expected from ``host``."""
+        with self._lock:
+            found = self._expected.get(transfer)
+        return found if found is not None and found.host == host else None
+
+    def settle(self, expected: Expected, arrived: Arrived) -> bool:
+        """The transfer has ended; False when nobody waits for it any more."""
+        with self._lock:
+            if self._expected.get(expected.transfer) is not expected:
+                return False
+            del self._expected[expected.transfer]
+        expected.on_arrived(arrived)
+        return True
+
+    def send_state(self, transfer: int, hosts: Sequence[HostName], fd: int, size_bytes: int) -> None:
+        """Send the first ``size_bytes`` (> 0) of a file down to each of these hosts; ``fd`` stays the caller's.
+
+        A host that is not connected yet gets it when it is. One for which the file cannot be read is cut off: it could
+        not say what it has.
+        """
+        with self._lock:
+            for host in hosts:
+                state = _Outgoing(transfer, os.dup(fd), size_bytes)
+                if host in self._links:
+                    self._links[host].send_state(state)
+                else:
+                    self._unsent.setdefault(host, []).append(state)
+
 
 class Link:
     """One host's bulk connection and its two threads; see ``BulkHub.link``."""
 
     def __init__(self, hub: BulkHub, host: HostName, sock: socket.socket) -> None:
         self.host = host
-        self._queue: queue.Queue[_Piece | None] = queue.Queue(QUEUED_CHUNKS)
         self._hub = hub
         self._frames = BlockingFrames(sock, f"host {host} (bulk)", FromDaemon)
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
-        self._state: StateFile | None = None
+        self._incoming: IncomingState | None = None
+        self._news = threading.Condition()
+        self._pieces: deque[_Piece] = deque()
+        self._outgoing: deque[_Outgoing] = deque()
         self._is_closed = False
 
     def greeting(self, timeout_s: float) -> HostHello:
@@ -191,51 +206,69 @@ class Link:
 
     def start(self) -> None:
         """Start the threads."""
-        for name, work in (("receive", self._receive_all), ("send", self._send_all)):
-            thread = threading.Thread(target=self._guarded, args=(work,), name=f"bulk-{name}-{self.host}", daemon=True)
-            thread.start()
+        for name, *work in (
+            ("receive", self._receive_all, self._discard),
+            ("send", self._send_all, self._close_outgoing),
+        ):
+            threading.Thread(target=self._live, args=work, name=f"bulk-{name}-{self.host}", daemon=True).start()
 
     def send(self, sums: HostSums, offset: int, length: int) -> None:
         """Queue a range of the total; never waits."""
-        try:
-            self._queue.put_nowait((sums, offset, length))
-        except queue.Full:
+        with self._news:
+            is_full = len(self._pieces) >= QUEUED_CHUNKS
+            if not is_full:
+                self._pieces.append((sums, offset, length))
+                self._news.notify()
+        if is_full:
             _log.warning("bulk connection dropped: host=%s reason=%d chunks behind", self.host, QUEUED_CHUNKS)
+            self.close()
+
+    def send_state(self, state: _Outgoing) -> None:
+        """Queue a state, behind all sums; never waits."""
+        with self._news:
+            is_full = len(self._outgoing) >= QUEUED_STATES
+            is_queued = not is_full and not self._is_closed
+            if is_queued:
+                self._outgoing.append(state)
+                self._news.notify()
+        if not is_queued:
+            os.close(state.fd)
+        if is_full:
+            _log.warning("bulk connection dropped: host=%s reason=%d states behind", self.host, QUEUED_STATES)
             self.close()
 
     def close(self) -> None:
         """End both threads."""
-        self._is_closed = True
+        with self._news:
+            self._is_closed = True
+            self._news.notify()
         self._frames.close()
-        with contextlib.suppress(queue.Full):  # then the sender has enough to wake up for
-            self._queue.put_nowait(None)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _live(self, work: Callable[[], None], tidy: Callable[[], None]) -> None:
         try:
             work()
         except (PeerLost, ProtocolError, DeadlineExceeded) as error:
             _log.log(logging.DEBUG if self._is_closed else logging.INFO, "bulk: host=%s reason=%s", self.host, error)
+        except CheckpointError as error:
+            _log.error("bulk connection dropped: host=%s reason=%s", self.host, error)
         except Exception:  # noqa: BLE001  # the host notices the end of its connection and leaves
             _log.exception("bulk: host=%s", self.host)
         finally:
             self.close()
+            tidy()
 
     def _receive_all(self) -> None:
         raw = bytearray(HEADER_BYTES)
-        try:
-            while True:
-                self._frames.receive_into(raw, IDLE_S)
-                header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
-                match header.kind:
-                    case ChunkKind.SUM_UP:
-                        self._receive_sum(header)
-                    case ChunkKind.STATE_UP:
-                        self._receive_state(header)
-                    case _:
-                        raise RemoteProtocolError(f"bulk: {header.kind.name} does not come from a daemon")
-        finally:
-            if self._state is not None:
-                self._state.discard()
+        while True:
+            self._frames.receive_into(raw, IDLE_S)
+            header = unpack_header(raw, max_chunk_bytes=CHUNK_BYTES)
+            match header.kind:
+                case ChunkKind.SUM_UP:
+                    self._receive_sum(header)
+                case ChunkKind.STATE_UP:
+                    self._receive_state(header)
+                case _:
+                    raise RemoteProtocolError(f"bulk: {header.kind.name} does not come from a daemon")
 
     def _receive_sum(self, header: ChunkHeader) -> None:
         sums, offset, length = self._hub.sums(header), header.offset_bytes, header.length_bytes
@@ -254,35 +287,102 @@ class Link:
     def _receive_state(self, header: ChunkHeader) -> None:
         data = self._scratch[: header.length_bytes]
         self._frames.receive_into(data, STALL_S)
-        assert isinstance(header.key, int), "states have ranks for keys"
-        if header.offset_bytes == 0 and self._state is not None:
-            self._state.discard()
-            self._state = None
+        assert isinstance(header.key, int), "states have transfer numbers for keys"
+        if header.offset_bytes == 0:
+            self._discard()
+            self._open_state(header.key, header.total_bytes)
+        state = self._incoming
+        if state is None:
+            return
+        if self._hub.expected(self.host, state.expected.transfer) is not state.expected:
+            self._discard()
+            return
         try:
-            if header.offset_bytes == 0:
-                self._state = StateFile(self._hub.folder, header.key, header.total_bytes)
-            if self._state is not None and self._state.write(header, data):
-                path, self._state = self._state.path, None
-                self._hub.on_state(Arrived(self.host, header.key, header.total_bytes, path, ""))
-        except OSError as error:  # the rest of it is read and thrown away
-            if self._state is not None:
-                self._state.discard()
-                self._state = None
-            reason = f"{self._hub.folder}: {error.strerror} ({header.total_bytes} bytes)"
-            self._hub.on_state(Arrived(self.host, header.key, header.total_bytes, None, reason))
+            is_whole = state.write(header, data)
+        except OSError as error:
+            self._discard()
+            self._settle_failure(state.expected, header.total_bytes, error)
+            return
+        if is_whole:
+            self._incoming = None
+            name = f"bulk-sync-{self.host}"  # a thread of its own: a disk may take minutes, and sums come behind it
+            threading.Thread(target=self._sync, args=(state,), name=name, daemon=True).start()
+
+    def _open_state(self, transfer: int, size_bytes: int) -> None:
+        expected = self._hub.expected(self.host, transfer)
+        if expected is None:
+            _log.debug("state not expected: host=%s transfer=%d bytes=%d", self.host, transfer, size_bytes)
+            return
+        try:
+            self._incoming = IncomingState(expected, size_bytes)
+        except OSError as error:  # the state is read and thrown away
+            self._settle_failure(expected, size_bytes, error)
+
+    def _sync(self, state: IncomingState) -> None:
+        try:
+            arrived = state.sync()
+        except OSError as error:
+            state.discard()
+            self._settle_failure(state.expected, state.size_bytes, error)
+            return
+        if not self._hub.settle(state.expected, arrived):
+            state.discard()
+
+    def _settle_failure(self, expected: Expected, size_bytes: int, error: OSError) -> None:
+        self._hub.settle(expected, Arrived(expected.transfer, self.host, size_bytes, None, "", error))
+
+    def _discard(self) -> None:
+        if self._incoming is not None:
+            self._incoming.discard()
+            self._incoming = None
 
     def _send_all(self) -> None:
-        while (piece := self._queue.get()) is not None and not self._is_closed:
-            sums, offset, length = piece
-            with contextlib.ExitStack() as held:
-                try:
-                    view = held.enter_context(sums.sending(offset, length))
-                except RemoteProtocolError:  # closed in the meantime
-                    continue
-                self._send_range(sums, offset, view)
+        scratch = memoryview(bytearray(CHUNK_BYTES))
+        while (job := self._next_job()) is not None:
+            if isinstance(job, _Outgoing):
+                self._send_chunk(job, scratch)
+            else:
+                self._send_sum(*job)
+
+    def _close_outgoing(self) -> None:
+        while self._outgoing:  # nothing is queued any more: we are closed
+            os.close(self._outgoing.popleft().fd)
+
+    def _next_job(self) -> _Piece | _Outgoing | None:
+        """A range of a sum before anything else, else the state whose next chunk is to be sent."""
+        with self._news:
+            self._news.wait_for(lambda: self._is_closed or self._pieces or self._outgoing)
+            if self._is_closed:
+                return None
+            return self._pieces.popleft() if self._pieces else self._outgoing[0]
+
+    def _send_sum(self, sums: HostSums, offset: int, length: int) -> None:
+        with contextlib.ExitStack() as held:
+            try:
+                view = held.enter_context(sums.sending(offset, length))
+            except RemoteProtocolError:  # closed in the meantime
+                return
+            self._send_range(sums, offset, view)
 
     def _send_range(self, sums: HostSums, offset: int, view: memoryview) -> None:
         for start in range(0, len(view), CHUNK_BYTES):
             piece = view[start : start + CHUNK_BYTES]
             header = ChunkHeader(ChunkKind.SUM_DOWN, sums.key, offset + start, len(piece), sums.total_bytes)
             self._frames.send_buffers(pack_header(header), piece, timeout_s=STALL_S)
+
+    def _send_chunk(self, state: _Outgoing, scratch: memoryview) -> None:
+        offset = state.sent_bytes
+        data = scratch[: min(CHUNK_BYTES, state.size_bytes - offset)]
+        try:
+            count = os.preadv(state.fd, [data], offset)
+        except OSError as error:
+            raise CheckpointError(f"the state of transfer {state.transfer} cannot be read: {error.strerror}") from error
+        if count == 0:
+            raise CheckpointError(f"the state of transfer {state.transfer} ends at byte {offset} of {state.size_bytes}")
+        header = ChunkHeader(ChunkKind.STATE_DOWN, state.transfer, offset, count, state.size_bytes)
+        self._frames.send_buffers(pack_header(header), data[:count], timeout_s=STALL_S)
+        state.sent_bytes += count
+        if state.sent_bytes == state.size_bytes:
+            with self._news:
+                self._outgoing.popleft()
+            os.close(state.fd)

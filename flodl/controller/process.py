@@ -16,10 +16,11 @@ from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
-from flodl.controller.bulk import Arrived, BulkHub
+from flodl.controller.bulk import BulkHub
 from flodl.controller.head import HeadProcess, PromotedHead
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
+from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.job import JobCore, JobSettings
@@ -38,6 +39,7 @@ from flodl.messages import (
     HostHello,
     HostStopped,
     LogChunk,
+    SendState,
     StopAccepted,
     StopHost,
     StopRequest,
@@ -97,13 +99,13 @@ class Controller:
         self._events = EventLog(run.path / "events.jsonl")
         self._logs = LogStore(run.logs)
         self._store = StoreTable()
-        self._bulk = BulkHub(run.path, self._on_state)
+        self._bulk = BulkHub()
         self._streams: dict[HostName, FramedStream] = {}
         self._hellos: dict[HostName, HostHello] = {}
         self._told_to_leave: set[HostName] = set()
         self._head_stream: FramedStream | None = None
         self._awaited: act.ReceiveState | None = None
-        self._arrived: dict[tuple[HostName, RankId], Arrived] = {}
+        self._arrived: dict[tuple[HostName, int], Arrived] = {}
         self._is_state_written = True
         self._outcome: act.Outcome | None = None
         self._tasks: asyncio.TaskGroup | None = None
@@ -328,6 +330,8 @@ class Controller:
                 assert_never(action)
 
     def _send_host(self, host: HostName, message: ToDaemon) -> None:
+        if isinstance(message, SendState) and not message.whole:  # the final state; a save expects its own
+            self._bulk.expect(message.transfer, host, lambda: private_file(self._run.path), self._on_state)
         if host in self._streams:
             self._streams[host].send(message)
         if isinstance(message, StopHost):
@@ -366,27 +370,26 @@ class Controller:
             _discard(arrived)
 
     def _keep_state(self, arrived: Arrived) -> None:
-        old = self._arrived.get((arrived.host, arrived.rank))
-        self._arrived[arrived.host, arrived.rank] = arrived
-        if old is not None:
-            _discard(old)
+        self._arrived[arrived.host, arrived.transfer] = arrived
         self._deliver_state()
 
     def _deliver_state(self) -> None:
         """The state that the core waits for takes its place and stays there: it may be the user's only copy."""
         wanted = self._awaited
-        arrived = None if wanted is None else self._arrived.pop((wanted.host, wanted.rank), None)
+        arrived = None if wanted is None else self._arrived.pop((wanted.host, wanted.transfer), None)
         if wanted is None or arrived is None:
             return
         self._awaited = None
-        self._driver.post(self._store_state(arrived, wanted.size_bytes))
+        self._driver.post(self._store_state(arrived, wanted))
 
-    def _store_state(self, arrived: Arrived, size_bytes: int) -> ev.StateStored:
+    def _store_state(self, arrived: Arrived, wanted: act.ReceiveState) -> ev.StateStored:
         if arrived.path is None:
-            return ev.StateStored("", arrived.error)
-        if arrived.size_bytes != size_bytes:
+            reason = arrived.error.strerror if arrived.error is not None else "lost"
+            return ev.StateStored("", f"{self._run.path}: {reason} ({arrived.size_bytes} bytes)")
+        if arrived.size_bytes != wanted.size_bytes:
             _discard(arrived)
-            return ev.StateStored("", f"rank {arrived.rank} sent {arrived.size_bytes} bytes, announced {size_bytes}")
+            sizes = f"{arrived.size_bytes} bytes, announced {wanted.size_bytes}"
+            return ev.StateStored("", f"rank {wanted.rank} sent {sizes}")
         target = self._run.path / "final.safetensors"
         try:
             arrived.path.replace(target)

@@ -1,5 +1,8 @@
 """Bulk data between a controller's hub and daemons' links over real sockets: sums, states, and what goes wrong."""
 
+import contextlib
+import errno
+import hashlib
 import os
 import queue
 import socket
@@ -12,19 +15,23 @@ import numpy as np
 import pytest
 
 from flodl.averaging.shared import SharedPlane
-from flodl.controller.bulk import Arrived, BulkHub
-from flodl.core.events import ControllerDropped, HostEvent, SumReturned
+from flodl.controller import states
+from flodl.controller.bulk import QUEUED_STATES, BulkHub
+from flodl.controller.states import Arrived, private_file
+from flodl.core.events import ControllerDropped, HostEvent, StateLanded, SumReturned
 from flodl.errors import DeadlineExceeded, RemoteProtocolError
 from flodl.ids import RoundKey
 from flodl.messages import Beat, HostHello, Layout, ToDaemon
 from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.processes import create_memfd
-from flodl.wire.chunks import HEADER_BYTES, ChunkHeader, ChunkKind, pack_header, unpack_header
+from flodl.wire.chunks import HEADER_BYTES, ChunkHeader, ChunkKind, chunk_ranges, pack_header, unpack_header
 from flodl_daemon.bulk import BulkLink
+from flodl_daemon.inbox import HostInbox
 
 KEY = RoundKey(1, 2, 0)
 LAYOUT = Layout(600_000, 100, 77)  # three chunks
 LIMIT_S = 30.0
+MEMORY_BYTES = 1 << 30
 
 
 def hello(host: str) -> HostHello:
@@ -40,12 +47,14 @@ class Host:
         self.events: queue.Queue[HostEvent] = queue.Queue()
         self.plane_fd = create_memfd("plane")
         self.plane = SharedPlane(self.plane_fd, 1)
+        self.inbox = HostInbox(MEMORY_BYTES)
+        self.inbox.open()
         self.link = BulkLink(ours, self.events.put)
         self.link.greet(hello(name))
         self.end = hub.link(name, theirs)
         assert self.end.greeting(LIMIT_S) == hello(name)
         assert hub.attach(self.end)
-        self.link.start(self.plane)
+        self.link.start(self.plane, self.inbox)
         self.fill(value)
 
     def fill(self, value: float) -> None:
@@ -56,18 +65,50 @@ class Host:
     def values(self) -> set[float]:
         return set(np.frombuffer(self.plane.result(LAYOUT), np.float32, LAYOUT.f32_count).tolist())
 
+    def send(self, transfer: int, data: bytes, rank: int = 0) -> bool:
+        """A rank's state goes up; the rank is gone before it has left."""
+        fd = outbox(data)
+        try:
+            return self.link.stream_state(rank, transfer, len(data), fd)
+        finally:
+            os.close(fd)
+
+    def send_chunk(self, header: ChunkHeader) -> None:
+        self.link._frames.send_buffers(pack_header(header), b"x" * header.length_bytes)
+
+    @property
+    def received(self) -> bytes:
+        """What the inbox holds."""
+        return os.pread(self.inbox.fd, os.fstat(self.inbox.fd).st_size, 0)
+
     def close(self) -> None:
         self.link.close()
         self.end.close()
         os.close(self.plane_fd)
+        self.inbox.close()
 
 
 class Yard:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.arrived: queue.Queue[Arrived] = queue.Queue()
-        self.hub = BulkHub(folder, self.arrived.put)
+        self.hub = BulkHub()
         self.hosts: list[Host] = []
+
+    def expect(self, transfer: int, host: str) -> None:
+        self.hub.expect(transfer, host, lambda: private_file(self.folder), self.arrived.put)
+
+    def send_down(self, transfer: int, hosts: tuple[str, ...], data: bytes, size: int | None = None) -> None:
+        """``size`` may claim more than the file has."""
+        path = self.folder / "bundle.fdl"
+        path.write_bytes(data)
+        with path.open("rb") as file:
+            self.hub.send_state(transfer, hosts, file.fileno(), len(data) if size is None else size)
+
+    def sum_still_works(self, host: Host) -> bool:
+        self.hub.open_sum(KEY, (host.name,), LAYOUT)
+        host.link.stream_sum(KEY, LAYOUT)
+        return host.events.get(timeout=LIMIT_S) == SumReturned(KEY)
 
     def host(self, name: str, value: float = 0.0) -> Host:
         self.hosts.append(Host(self.hub, name, value))
@@ -118,7 +159,7 @@ def test_a_cancelled_round_writes_nothing_into_the_next(yard: Yard) -> None:
     fd = create_memfd("plane")
     plane = SharedPlane(fd, 1)
     link = BulkLink(ours, events.put)
-    link.start(plane)
+    link.start(plane, HostInbox(MEMORY_BYTES))
     frames = BlockingFrames(theirs, "daemon", ToDaemon)
     total = LAYOUT.total_bytes
     link.stream_sum(KEY, LAYOUT)
@@ -143,11 +184,15 @@ def test_a_cancelled_round_writes_nothing_into_the_next(yard: Yard) -> None:
 def _read_sum(frames: BlockingFrames) -> None:
     left = LAYOUT.total_bytes
     while left:
-        raw = bytearray(HEADER_BYTES)
-        frames.receive_into(raw, LIMIT_S)
-        size = unpack_header(raw).length_bytes
-        frames.receive_into(bytearray(size), LIMIT_S)
-        left -= size
+        left -= _read_chunk(frames).length_bytes
+
+
+def _read_chunk(frames: BlockingFrames) -> ChunkHeader:
+    raw = bytearray(HEADER_BYTES)
+    frames.receive_into(raw, LIMIT_S)
+    header = unpack_header(raw)
+    frames.receive_into(bytearray(header.length_bytes), LIMIT_S)
+    return header
 
 
 @pytest.mark.parametrize("change", [{"key": RoundKey(9, 9, 9)}, {"total_bytes": 4 << 20}])
@@ -162,71 +207,265 @@ def test_bytes_of_a_round_that_is_not_open_are_read_past(yard: Yard, change: dic
     assert a.values == {1.0}
 
 
-def test_a_state_arrives_whole_in_a_private_file_whatever_becomes_of_its_rank(yard: Yard) -> None:
+# ------------------------------------------------------------------------------------------------------- states go up
+def test_a_state_arrives_whole_where_it_is_expected_whatever_becomes_of_its_rank(yard: Yard) -> None:
     data = os.urandom((2 << 20) + 5)
-    fd = outbox(data)
-    assert yard.host("a").link.stream_state(3, len(data), fd)
-    os.close(fd)
+    yard.expect(7, "a")
+    assert yard.host("a").send(7, data)
     arrived = yard.arrived.get(timeout=LIMIT_S)
-    assert (arrived.host, arrived.rank, arrived.size_bytes, arrived.error) == ("a", 3, len(data), "")
+    assert (arrived.transfer, arrived.host, arrived.size_bytes, arrived.error) == (7, "a", len(data), None)
+    assert arrived.sha256 == hashlib.sha256(data).hexdigest()
     assert arrived.path is not None
     assert arrived.path.read_bytes() == data
     assert arrived.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_states_of_two_ranks_at_once_do_not_mix(yard: Yard) -> None:
-    sent = {0: b"a" * (3 << 20), 1: b"b" * (3 << 20)}
-    for rank, host in enumerate((yard.host("a"), yard.host("b"))):
-        fd = outbox(sent[rank])
-        host.link.stream_state(rank, len(sent[rank]), fd)
-        os.close(fd)
+def test_states_of_two_hosts_at_once_do_not_mix(yard: Yard) -> None:
+    sent = {1: b"a" * (3 << 20), 2: b"b" * (3 << 20)}
+    for transfer, host in ((1, yard.host("a")), (2, yard.host("b"))):
+        yard.expect(transfer, host.name)
+        host.send(transfer, sent[transfer])
     for arrived in (yard.arrived.get(timeout=LIMIT_S), yard.arrived.get(timeout=LIMIT_S)):
         assert arrived.path is not None
-        assert arrived.path.read_bytes() == sent[arrived.rank]
+        assert arrived.path.read_bytes() == sent[arrived.transfer]
+
+
+@pytest.mark.parametrize(("transfer", "host"), [(2, "a"), (1, "b")])
+def test_a_state_that_nobody_expects_is_read_past(yard: Yard, tmp_path: Path, transfer: int, host: str) -> None:
+    yard.expect(transfer, host)
+    a = yard.host("a")
+    a.send(1, b"x" * (2 << 20))
+    assert yard.sum_still_works(a)
+    assert list(tmp_path.iterdir()) == []
+    assert yard.arrived.empty()
+
+
+def test_a_state_that_is_forgotten_on_its_way_leaves_no_file_and_is_not_heard_of(
+    yard: Yard, tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    a = yard.host("a")
+    yard.expect(1, "a")
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 1, 0, 64, 128))
+    wait_until(lambda: list(tmp_path.iterdir()), LIMIT_S, "the file")
+    yard.hub.forget(1)
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 1, 64, 64, 128))
+    yard.expect(2, "a")
+    a.send(2, b"next")
+    assert yard.arrived.get(timeout=LIMIT_S).transfer == 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_state_that_is_forgotten_while_the_disk_takes_it_leaves_no_file(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    is_syncing, may_end, sync = threading.Event(), threading.Event(), os.fsync
+
+    def slow(fd: int) -> None:
+        is_syncing.set()
+        assert may_end.wait(LIMIT_S)
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    a = yard.host("a")
+    yard.expect(1, "a")
+    a.send(1, b"x" * 100)
+    assert is_syncing.wait(LIMIT_S)
+    assert yard.sum_still_works(a)  # no sum waits for the disk
+    yard.hub.forget(1)
+    may_end.set()
+    wait_until(lambda: not list(tmp_path.iterdir()), LIMIT_S, "its removal")
+    assert yard.arrived.empty()
+
+
+def test_a_sum_overtakes_the_state_that_is_being_sent_up() -> None:
+    """Nobody reads the state at first: the sum goes before what of it has not left yet."""
+    ours, theirs = socket.socketpair()
+    link, frames, size = BulkLink(ours, lambda event: None), BlockingFrames(theirs, "daemon", ToDaemon), 64 << 20
+    fd, plane_fd = create_memfd("outbox"), create_memfd("plane")
+    os.ftruncate(fd, size)
+    link.start(SharedPlane(plane_fd, 1), HostInbox(MEMORY_BYTES))
+    assert link.stream_state(0, 1, size, fd)
+    link.stream_sum(KEY, LAYOUT)
+    kinds = [_read_chunk(frames).kind for _ in range(8)]
+    assert kinds.count(ChunkKind.SUM_UP) == 3
+    link.close()
+    frames.close()
+    os.close(fd)
+    os.close(plane_fd)
+
+
+def test_a_state_that_its_rank_overwrites_does_not_arrive_and_the_next_one_does(yard: Yard) -> None:
+    a = yard.host("a")
+    fd = outbox(b"x" * 100)
+    yard.expect(1, "a")
+    yard.expect(2, "a")
+    with a.link._news:  # the sender takes the state up when it is too late
+        a.link.stream_state(0, 1, 100, fd)
+        os.ftruncate(fd, 0)
+    os.close(fd)
+    a.send(2, b"next")
+    assert yard.arrived.get(timeout=LIMIT_S).transfer == 2
 
 
 @pytest.mark.parametrize("size", [0, -1, 101, 1 << 60])
 def test_a_state_that_is_not_there_is_not_sent(yard: Yard, size: int) -> None:
     fd = outbox(b"x" * 100)
-    assert not yard.host("a").link.stream_state(0, size, fd)
+    assert not yard.host("a").link.stream_state(0, 1, size, fd)
     os.close(fd)
 
 
-def test_a_disk_that_does_not_take_the_state_is_told_and_the_connection_lives(yard: Yard, tmp_path: Path) -> None:
-    yard.hub.folder = tmp_path / "nowhere"
-    a = yard.host("a", 1.0)
-    fd = outbox(b"x" * (2 << 20))
-    a.link.stream_state(0, 2 << 20, fd)
-    os.close(fd)
+def test_a_folder_that_is_not_there_is_told_and_the_connection_lives(yard: Yard, tmp_path: Path) -> None:
+    yard.folder = tmp_path / "nowhere"
+    a = yard.host("a")
+    yard.expect(1, "a")
+    a.send(1, b"x" * (2 << 20))
     arrived = yard.arrived.get(timeout=LIMIT_S)
     assert arrived.path is None
-    assert "nowhere" in arrived.error
-    yard.hub.open_sum(KEY, ("a",), LAYOUT)
-    a.link.stream_sum(KEY, LAYOUT)
-    assert a.events.get(timeout=LIMIT_S) == SumReturned(KEY)
+    assert isinstance(arrived.error, FileNotFoundError)
+    assert yard.sum_still_works(a)
+
+
+@pytest.mark.parametrize("call", ["write", "fsync"])
+def test_a_disk_that_does_not_take_the_state_is_told_and_nothing_is_left(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    def fail(*arguments: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    a = yard.host("a")
+    yard.expect(1, "a")
+    fd = outbox(b"x" * (2 << 20))
+    monkeypatch.setattr(states.os, call, fail)
+    a.link.stream_state(0, 1, 2 << 20, fd)
+    arrived = yard.arrived.get(timeout=LIMIT_S)
+    monkeypatch.undo()
+    os.close(fd)
+    assert (arrived.path, arrived.error and arrived.error.errno) == (None, errno.ENOSPC)
+    assert list(tmp_path.iterdir()) == []
+    assert yard.sum_still_works(a)
 
 
 def test_a_state_that_breaks_off_leaves_no_file(yard: Yard, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
     a = yard.host("a")
-    header = ChunkHeader(ChunkKind.STATE_UP, 0, 0, 64, 128)
-    a.link._frames.send_buffers(pack_header(header), b"x" * 64)
+    yard.expect(0, "a")
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 0, 0, 64, 128))
     wait_until(lambda: list(tmp_path.iterdir()), LIMIT_S, "the temporary file")
     a.link.close()
     wait_until(lambda: not list(tmp_path.iterdir()), LIMIT_S, "its removal")
+    assert yard.arrived.empty()
 
 
-@pytest.mark.parametrize(("offset", "key"), [(64, 0), (128, 0), (64, 1)], ids=["again", "gap", "other rank"])
+@pytest.mark.parametrize(("offset", "key"), [(64, 0), (192, 0), (128, 1)], ids=["again", "gap", "other transfer"])
 def test_a_state_out_of_order_ends_the_connection(yard: Yard, offset: int, key: int) -> None:
     a = yard.host("a")
-    for header in (
-        ChunkHeader(ChunkKind.STATE_UP, 0, 0, 64, 1024),
-        ChunkHeader(ChunkKind.STATE_UP, 0, 64, 64, 1024),
-        ChunkHeader(ChunkKind.STATE_UP, key, offset if key == 0 and offset == 64 else offset + 64, 64, 1024),
-    ):
-        a.link._frames.send_buffers(pack_header(header), b"x" * 64)
+    yard.expect(0, "a")
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 0, 0, 64, 1024))
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 0, 64, 64, 1024))
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, key, offset, 64, 1024))
     assert isinstance(a.events.get(timeout=LIMIT_S), ControllerDropped)
 
 
+# ----------------------------------------------------------------------------------------------------- states come down
+def test_a_state_lands_in_the_inbox_of_every_host_it_is_for(yard: Yard) -> None:
+    data = os.urandom((2 << 20) + 5)
+    a, b, c = yard.host("a"), yard.host("b"), yard.host("c")
+    yard.send_down(7, ("a", "b"), data)
+    for host in (a, b):
+        assert host.events.get(timeout=LIMIT_S) == StateLanded(7)
+        assert host.received == data
+    assert c.received == b""
+
+
+def test_a_host_that_connects_later_gets_the_state_then(yard: Yard) -> None:
+    yard.send_down(7, ("a",), b"state")
+    a = yard.host("a")
+    assert a.events.get(timeout=LIMIT_S) == StateLanded(7)
+    assert a.received == b"state"
+
+
+def test_the_next_state_takes_the_place_of_a_longer_one(yard: Yard) -> None:
+    a = yard.host("a")
+    yard.send_down(1, ("a",), b"x" * (2 << 20))
+    assert a.events.get(timeout=LIMIT_S) == StateLanded(1)
+    yard.send_down(2, ("a",), b"short")
+    assert a.events.get(timeout=LIMIT_S) == StateLanded(2)
+    assert a.received == b"short"
+
+
+def test_a_sum_overtakes_the_state_that_is_being_sent_down(yard: Yard, wait_until: Callable[..., Any]) -> None:
+    """Nobody reads the state at first: the total goes before what of it has not left yet."""
+    ours, theirs = socket.socketpair()
+    link = yard.hub.link("a", theirs)
+    assert yard.hub.attach(link)
+    frames, size = BlockingFrames(ours, "controller", ToDaemon), 64 << 20
+    with (yard.folder / "sparse").open("wb+") as file:
+        file.truncate(size)
+        yard.hub.send_state(1, ("a",), file.fileno(), size)
+    yard.hub.open_sum(KEY, ("a",), LAYOUT)
+    for offset, length in chunk_ranges(LAYOUT.total_bytes):
+        header = ChunkHeader(ChunkKind.SUM_UP, KEY, offset, length, LAYOUT.total_bytes)
+        frames.send_buffers(pack_header(header), bytes(length))
+    wait_until(lambda: len(link._pieces) == 3, LIMIT_S, "the whole total")
+    kinds = [_read_chunk(frames).kind for _ in range(8)]
+    assert kinds.count(ChunkKind.SUM_DOWN) == 3
+    frames.close()
+
+
+def test_a_file_that_has_become_shorter_ends_the_connection(yard: Yard) -> None:
+    a = yard.host("a")
+    yard.send_down(1, ("a",), b"x" * 100, size=2 << 20)
+    assert isinstance(a.events.get(timeout=LIMIT_S), ControllerDropped)
+
+
+def test_a_file_that_cannot_be_read_ends_the_connection(yard: Yard, tmp_path: Path) -> None:
+    a = yard.host("a")
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    yard.hub.send_state(1, ("a",), fd, 100)
+    os.close(fd)
+    assert isinstance(a.events.get(timeout=LIMIT_S), ControllerDropped)
+
+
+def test_no_descriptor_of_a_state_is_left_when_its_host_never_came(yard: Yard, tmp_path: Path) -> None:
+    yard.send_down(1, ("a", "b"), b"x")
+    assert _open_files(tmp_path) == 2
+    yard.hub.drop("a")
+    assert _open_files(tmp_path) == 1
+    yard.hub.close()
+    assert _open_files(tmp_path) == 0
+
+
+def test_no_descriptor_of_a_state_is_left_when_the_connection_ends(
+    yard: Yard, tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    ours, theirs = socket.socketpair()
+    link = yard.hub.link("a", theirs)
+    assert yard.hub.attach(link)
+    for transfer in range(3):
+        yard.send_down(transfer, ("a",), b"x" * (8 << 20))
+    yard.hub.drop("a")
+    wait_until(lambda: _open_files(tmp_path) == 0, LIMIT_S, "their end")
+    ours.close()
+
+
+def test_a_host_that_is_far_behind_with_its_states_is_dropped(yard: Yard, tmp_path: Path) -> None:
+    ours, theirs = socket.socketpair()
+    assert yard.hub.attach(yard.hub.link("a", theirs))
+    for transfer in range(QUEUED_STATES + 1):
+        yard.send_down(transfer, ("a",), b"x" * (8 << 20))
+    while ours.recv(1 << 20):
+        pass
+    ours.close()
+
+
+def _open_files(folder: Path) -> int:
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- connections
 def test_a_host_has_one_connection(yard: Yard) -> None:
     yard.host("a")
     ours, theirs = socket.socketpair()
