@@ -20,6 +20,7 @@ from flodl.controller.bulk import BulkHub
 from flodl.controller.head import HeadProcess, PromotedHead
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
+from flodl.controller.saves import Saves
 from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
@@ -100,6 +101,7 @@ class Controller:
         self._logs = LogStore(run.logs)
         self._store = StoreTable()
         self._bulk = BulkHub()
+        self._saves = Saves(self._bulk, spec.cwd, self._driver.post_threadsafe)
         self._streams: dict[HostName, FramedStream] = {}
         self._hellos: dict[HostName, HostHello] = {}
         self._told_to_leave: set[HostName] = set()
@@ -169,6 +171,7 @@ class Controller:
             await self._head.kill()
             await self._roster.close()
             self._bulk.close()
+            await asyncio.to_thread(self._saves.close)
             self._events.end()
             self._logs.close()
             for arrived in self._arrived.values():
@@ -319,6 +322,14 @@ class Controller:
             case act.ReceiveState():
                 self._awaited = action
                 self._deliver_state()
+            case act.OpenSave(_, host):
+                self._saves.open(action, self._versions(host))
+            case act.DropSave(transfer):
+                self._saves.drop(transfer)
+            case act.ReadBundle(stem):
+                self._saves.read(stem)
+            case act.SendBundle(transfer, hosts):
+                self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
                 self._spawn(self._head.stop(grace_s))
             case act.Record():
@@ -350,6 +361,11 @@ class Controller:
     def _send_head(self, message: ToHead) -> None:
         if self._head_stream is not None:
             self._head_stream.send(message)
+
+    def _versions(self, host: HostName) -> dict[str, str]:
+        """What a checkpoint is made with there, for its meta file."""
+        hello = self._hellos.get(host)
+        return {} if hello is None else {"flodl": hello.flodl, "python": hello.python, "torch": hello.torch}
 
     def _reply(self, replies: list[tuple[RankId, Any]]) -> None:
         for rank, reply in replies:
