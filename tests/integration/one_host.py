@@ -77,7 +77,7 @@ class OneHost:
         self.outcome: act.Outcome | None = None
         self.watch: Callable[[RankId, RankToDaemon], None] = lambda rank, message: None
         self._table = StoreTable()
-        self._plane_fd = os.memfd_create("plane")
+        self._plane_fd, self._inbox_fd = os.memfd_create("plane"), os.memfd_create("inbox")
         self._queue: queue.Queue[ev.HostEvent | ev.JobEvent] = queue.Queue()
 
     def run(self) -> act.Outcome:
@@ -100,6 +100,7 @@ class OneHost:
             rank.frames.close()
             os.close(rank.outbox_fd)
         os.close(self._plane_fd)
+        os.close(self._inbox_fd)
 
     def post(self, event: ev.HostEvent | ev.JobEvent) -> None:
         self._queue.put(event)
@@ -160,7 +161,7 @@ class OneHost:
                     self.ranks[rank].process.send_signal(signal.SIGTERM)
                 case act.KillRankTree(rank):
                     self.ranks[rank].process.kill()
-                case act.StreamState(rank, size):
+                case act.StreamState(rank, _, size):
                     self.state = os.pread(self.ranks[rank].outbox_fd, size, 0)
                 case act.ShipLogs():
                     self.post(ev.LogsShipped())
@@ -183,6 +184,7 @@ class OneHost:
             "slots": self._size,
             "slot": spec.local_rank,
             "outbox_fd": outbox_fd,
+            "inbox_fd": self._inbox_fd,
             "address": "127.0.0.1",
         }
         errors = self._folder / f"stderr-{spec.rank}"
@@ -201,7 +203,7 @@ class OneHost:
                 stdout=file,
                 stderr=file,
                 env=environment,
-                pass_fds=(theirs.fileno(), self._plane_fd, outbox_fd),
+                pass_fds=(theirs.fileno(), self._plane_fd, self._inbox_fd, outbox_fd),
             )
         theirs.close()
         frames = BlockingFrames(mine, f"rank {spec.rank}", RankToDaemon)

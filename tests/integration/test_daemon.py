@@ -158,7 +158,7 @@ from flodl.runtime.blocking import BlockingFrames
 ticket = json.loads(os.environ["FLODL_ROLE"].removeprefix("rank:"))
 frames = BlockingFrames(socket.socket(fileno=ticket["control_fd"]), "daemon", DaemonToRank)
 os.write(ticket["outbox_fd"], b"x" * 100)
-frames.send(StateSent(0, 101, ""))
+frames.send(StateSent(0, 1, 101, ""))
 time.sleep(600)
 """
 

@@ -287,12 +287,12 @@ def test_blocking_frames_talk_to_a_stream(make_pair: MakePair) -> None:
         rank = BlockingFrames(theirs, "daemon", DaemonToRank)
         async with await FramedStream.over(ours, "rank 0", RankToDaemon) as stream:
             await asyncio.to_thread(rank.send, RankAlive(0, 7))
-            stream.send(SendState(0))
+            stream.send(SendState(0, 1, whole=False))
             heard = await stream.receive(), await asyncio.to_thread(rank.receive, LIMIT_S)
             rank.close()
             return heard
 
-    assert run(scenario) == (RankAlive(0, 7), SendState(0))
+    assert run(scenario) == (RankAlive(0, 7), SendState(0, 1, whole=False))
 
 
 def test_many_threads_send_whole_messages() -> None:
