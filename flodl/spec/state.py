@@ -5,10 +5,9 @@ that the state dict leaves out stand under ``nonpersistent/``. A tensor with sev
 once, the other names are aliases in the header. Nothing is pickled, on neither path.
 """
 
-import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,34 +17,20 @@ import safetensors.torch
 import torch
 
 from flodl.errors import CheckpointError
+from flodl.spec.state_file import (
+    FORMAT_VERSION,
+    MAX_HEADER_BYTES,
+    Composition,
+    StateFile,
+    compose,
+    describe_tensor,
+    parse_note,
+)
 
 log = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-ALIGNMENT_BYTES = 64
-MAX_HEADER_BYTES = 100_000_000
-"""The limit of the safetensors format itself."""
-
 _COMPILED = "_orig_mod."
 _NONPERSISTENT = "nonpersistent/"
-_DTYPE_NAMES: Mapping[torch.dtype, str] = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +39,10 @@ class StateInfo:
 
     epochs: int
     version: int
+
+    def note(self) -> dict[str, int]:
+        """What the file's note says of it."""
+        return {"format": FORMAT_VERSION, "epochs": self.epochs, "version": self.version}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ def dump_state(model: torch.nn.Module, info: StateInfo) -> bytes:
     Raises:
         CheckpointError: a tensor's dtype has no place in the format; the message names the tensor.
     """
-    return b"".join(_chunks(model, info))
+    return b"".join(_composed(model, info).chunks())
 
 
 def write_state(model: torch.nn.Module, info: StateInfo, fd: int) -> int:
@@ -98,7 +87,7 @@ def write_state(model: torch.nn.Module, info: StateInfo, fd: int) -> int:
         OSError: the file cannot be written.
     """
     offset = 0
-    for chunk in _chunks(model, info):
+    for chunk in _composed(model, info).chunks():
         rest = memoryview(chunk)
         while rest:
             written = os.pwrite(fd, rest, offset)
@@ -118,7 +107,7 @@ def load_state(source: bytes | str | os.PathLike[str], outcome: str) -> TrainedS
         tensors = safetensors.torch.load(data)
     except safetensors.SafetensorError as error:
         raise CheckpointError(f"{_name(source)} is not a whole safetensors file: {error}") from None
-    header = _header(data, _name(source))
+    header = parse_note(_header(data), _name(source))
     try:
         named = {name: tensors[stored] for name, stored in header["state_dict"].items()}
         return TrainedState(
@@ -133,34 +122,52 @@ def load_state(source: bytes | str | os.PathLike[str], outcome: str) -> TrainedS
         raise CheckpointError(f"{_name(source)} has a flodl header that does not fit its tensors: {error!r}") from None
 
 
-def _chunks(model: torch.nn.Module, info: StateInfo) -> Iterator[bytes | memoryview]:
-    stored, header = _inventory(model)
-    # Wide elements first: readers take each tensor as a view, which must start at a multiple of its element size.
-    order = sorted(stored, key=lambda name: -stored[name].element_size())
-    entries: dict[str, Any] = {}
-    offset = 0
-    for name in order:
-        tensor = stored[name]
-        if tensor.dtype not in _DTYPE_NAMES:
-            raise CheckpointError(f"{name} has dtype {tensor.dtype}, which safetensors cannot hold")
-        end = offset + tensor.numel() * tensor.element_size()
-        entries[name] = {
-            "dtype": _DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    note = header | {"format": FORMAT_VERSION, "epochs": info.epochs, "version": info.version}
-    text = json.dumps({"__metadata__": {"format": "pt", "flodl": json.dumps(note)}} | entries).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT_BYTES)
-    yield len(text).to_bytes(8, "little") + text
-    for name in order:
-        if stored[name].numel():
-            yield stored[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+def match_state(model: torch.nn.Module, file: StateFile) -> dict[str, torch.Tensor]:
+    """``model``'s own tensors by the names under which ``file`` stores what belongs into them. Changes nothing.
+
+    Raises:
+        CheckpointError: the file is of another model; the message names the first tensor that differs.
+    """
+    stored, header = inventory(model)
+    try:
+        mine, theirs = _names(stored, header), _names(file.places, file.note)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file.name} has a flodl header that does not fit its tensors: {error!r}") from None
+    for name, own in mine.items():
+        if name not in theirs:
+            raise CheckpointError(f"{file.name} has no {name}, which this model has; resume with the model it is of")
+        place, here = str(file.places[theirs[name]]), describe_tensor(stored[own])
+        if place != here:
+            raise CheckpointError(f"{name} is {place} in {file.name}, and {here} in this model")
+        if theirs[name] != own:
+            raise CheckpointError(
+                f"{name} is another tensor than in {file.name}: there its values are those of {theirs[name]}, in this "
+                f"model those of {own}"
+            )
+    for name in theirs:
+        if name not in mine:
+            raise CheckpointError(
+                f"{file.name} has {name}, which this model does not have; resume with the model it is of"
+            )
+    return stored
 
 
-def _inventory(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The tensors by the name they are stored under, and the header's maps from names to stored names."""
+def _names(stored: Mapping[str, object], header: Mapping[str, Any]) -> dict[str, str]:
+    """Every name of a model's tensors, and the name it is stored under."""
+    stored_names = [*header["parameters"], *header["buffers"]]
+    names: dict[str, str] = {name: name for name in stored_names} | header["state_dict"]
+    for name in names.values():
+        stored[name]
+    return names
+
+
+def _composed(model: torch.nn.Module, info: StateInfo) -> Composition:
+    stored, header = inventory(model)
+    return compose(stored, header | info.note())
+
+
+def inventory(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """``model``'s own tensors by the name they are stored under, and the note's maps from names to stored names."""
     stored: dict[str, torch.Tensor] = {}
     first_name: dict[int, str] = {}
     state_dict: dict[str, str] = {}
@@ -180,17 +187,8 @@ def _inventory(model: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[st
     return stored, {"state_dict": state_dict, **orders}
 
 
-def _header(data: bytes, name: str) -> dict[str, Any]:
-    size = int.from_bytes(data[:8], "little")
-    try:
-        note = json.loads(data[8 : 8 + min(size, MAX_HEADER_BYTES)])["__metadata__"]["flodl"]
-        header: dict[str, Any] = json.loads(note)
-        found = header["format"]
-    except (KeyError, TypeError, ValueError):
-        raise CheckpointError(f"{name} is a safetensors file, but not one that flodl wrote") from None
-    if found != FORMAT_VERSION:
-        raise CheckpointError(f"{name} has format {found!r}, this flodl reads {FORMAT_VERSION}; upgrade flodl")
-    return header
+def _header(data: bytes) -> bytes:
+    return data[8 : 8 + min(int.from_bytes(data[:8], "little"), MAX_HEADER_BYTES)]
 
 
 def _read(path: Path) -> bytes:
