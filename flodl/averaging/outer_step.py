@@ -30,7 +30,10 @@ class OuterRegion:
 
 
 class OuterStep:
-    """Applies an outer optimizer, version by version. Used by the training thread only."""
+    """Applies an outer optimizer, version by version. Used by the training thread only.
+
+    ``has_reset_inner``: at the last version the inner optimizer remembered nothing.
+    """
 
     def __init__(self, flat: FlatModel, optimizer: OuterOptimizer, inner: torch.optim.Optimizer) -> None:
         """Takes the image and the state's memory, zeros.
@@ -42,6 +45,7 @@ class OuterStep:
         """
         self._flat, self._optimizer, self._inner = flat, optimizer, inner
         self._has_version = False
+        self.has_reset_inner = False
         self.image = flat.allocate()
         self.regions = tuple(
             OuterRegion(prev, tuple(torch.zeros_like(prev) for _ in range(optimizer.slots)))
@@ -66,7 +70,22 @@ class OuterStep:
         self._flat.copy_rest(self.image, near)
         if self._optimizer.resets_inner:
             self._inner.state.clear()
+            self.has_reset_inner = True
         return self.image
+
+    @property
+    def name(self) -> str:
+        """The class of the outer optimizer."""
+        return type(self._optimizer).__qualname__
+
+    @property
+    def slots(self) -> dict[str, torch.Tensor]:
+        """The outer optimizer's state as of the last ``publish``, by slot and dtype: itself, no copy."""
+        return {
+            f"{slot}/{str(state.dtype).removeprefix('torch.')}": state
+            for region in self.regions
+            for slot, state in enumerate(region.state)
+        }
 
     def _step(self, region: OuterRegion, consensus: torch.Tensor) -> None:
         step: Callable[..., object] = self._optimizer.step  # the user's own may return what it likes

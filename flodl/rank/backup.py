@@ -5,7 +5,8 @@ first step) gets its copy then. It takes as much memory as the optimizer's state
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
 import torch
@@ -14,6 +15,20 @@ from flodl.rank.schedule import Schedule
 
 _Pairs: TypeAlias = dict[tuple[torch.device, torch.dtype], tuple[list[torch.Tensor], list[torch.Tensor]]]
 """Targets and sources that one call copies, by device and dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What an optimizer, its schedule and its loss scaler remember beside the weights. A view, not a copy.
+
+    ``state``: parameter (or any key) → name → value; ``groups``: the parameter groups, perhaps without ``params``;
+    ``schedule``: as ``Schedule.state`` gives it; ``scaler``: None without one.
+    """
+
+    state: Mapping[Any, Any]
+    groups: Sequence[Mapping[str, Any]]
+    schedule: tuple[int, Mapping[str, Any]] | None
+    scaler: Mapping[str, Any] | None
 
 
 class Backup:
@@ -39,6 +54,14 @@ class Backup:
         if self._scaler is not None:
             self._scaler_state = self._scaler.state_dict()
         self._is_filled = True
+
+    @property
+    def kept(self) -> Memory | None:
+        """What the last ``save`` took; None before the first."""
+        if not self._is_filled:
+            return None
+        scaler = None if self._scaler is None else self._scaler_state
+        return Memory(self._state, self._groups, self._kept_schedule, scaler)
 
     def restore(self) -> None:
         """Put everything back as ``save`` found it, in place. A schedule without ``load_state_dict`` goes on."""
@@ -81,7 +104,7 @@ def _fill_one(
     for name, value in source.items():
         kept = target.get(name)
         if isinstance(value, torch.Tensor):
-            if _fits(kept, value):
+            if fits(kept, value):
                 copy_in_place(kept, value.detach())
             else:
                 target[name] = value.detach().clone()
@@ -89,7 +112,8 @@ def _fill_one(
             target[name] = copy.deepcopy(value)
 
 
-def _fits(kept: Any, value: torch.Tensor) -> TypeGuard[torch.Tensor]:
+def fits(kept: Any, value: torch.Tensor) -> TypeGuard[torch.Tensor]:
+    """Whether ``kept`` is a tensor that ``value`` can be copied into without a loss."""
     return (
         isinstance(kept, torch.Tensor)
         and kept.layout == value.layout == torch.strided

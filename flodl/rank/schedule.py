@@ -48,6 +48,11 @@ class Schedule:
         self._position += self._stride
         self._follow()
 
+    @property
+    def name(self) -> str | None:
+        """The scheduler's class; None without one."""
+        return None if self.scheduler is None else type(self.scheduler).__qualname__
+
     def state(self) -> tuple[int, Mapping[str, Any]] | None:
         """What ``restore`` takes; None for a scheduler that cannot be put back."""
         if not hasattr(self.scheduler, "state_dict") or not hasattr(self.scheduler, "load_state_dict"):

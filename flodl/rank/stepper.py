@@ -19,7 +19,7 @@ from flodl.data.loader import BatchLoader, MicroBatch
 from flodl.errors import DeadlineExceeded, UsageError
 from flodl.ids import Grant, RankId
 from flodl.messages import Precision
-from flodl.rank.backup import Backup
+from flodl.rank.backup import Backup, Memory
 from flodl.rank.clipping import clip_gradient
 from flodl.rank.losses import DeviceSum, HostSum, LossSum
 from flodl.rank.schedule import Schedule, build_scheduler, scale_learning_rates, total_steps
@@ -47,9 +47,9 @@ class Stepper:
         self.newest_epoch = 0
         self._train_step, self._max_grad_norm = job.train_step, job.config.max_grad_norm
         self._precision = Precision(job.config.precision)
-        self._scaler = torch.amp.GradScaler(device.type) if self._precision is Precision.FP16 else None
-        self._schedule, self._loader = schedule, loader
-        self._backup = Backup(optimizer, schedule, self._scaler)
+        self.scaler = torch.amp.GradScaler(device.type) if self._precision is Precision.FP16 else None
+        self.schedule, self._loader = schedule, loader
+        self._backup = Backup(optimizer, schedule, self.scaler)
         self._losses: LossSum = DeviceSum(device) if device.type == "cuda" else HostSum()
         self._pace = _Pace() if device.type == "cuda" else None
 
@@ -59,7 +59,7 @@ class Stepper:
 
     def open_window(self, progress_samples: int, stride: float, steps: int = 0) -> None:
         """A window begins: bring the learning rate to where the run is (``core.actions.OpenWindow``)."""
-        self._schedule.open_window(progress_samples, stride, steps)
+        self.schedule.open_window(progress_samples, stride, steps)
 
     def step(self) -> StepDone | None:
         """Train the next batch; None when the dataset has not delivered it yet.
@@ -79,7 +79,7 @@ class Stepper:
             self._add_gradient(part, batch.samples)
         self._apply_gradient()
         self._losses.end_step()
-        self._schedule.advance()
+        self.schedule.advance()
         if self._pace is not None:
             self._pace.keep()
         return StepDone(batch.samples, started_s, time.monotonic())
@@ -99,6 +99,17 @@ class Stepper:
         """The last window's work was left out, not being finite: forget what it did to them."""
         self._backup.restore()
 
+    @property
+    def memory(self) -> Memory:
+        """What optimizer, schedule and loss scaler remember now."""
+        scaler = None if self.scaler is None else self.scaler.state_dict()
+        return Memory(self.optimizer.state, self.optimizer.param_groups, self.schedule.state(), scaler)
+
+    @property
+    def kept_memory(self) -> Memory | None:
+        """What they remembered at the last ``back_up``; None before the first."""
+        return self._backup.kept
+
     def close(self) -> None:
         """End the loading thread and its processes."""
         self._loader.close()
@@ -111,20 +122,20 @@ class Stepper:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise UsageError(f"train_step returned {describe_value(loss)}; return the loss of the batch, a 0-d tensor")
         weighted = loss if part.samples == batch_samples else loss * (part.samples / batch_samples)
-        scaled: Any = weighted if self._scaler is None else self._scaler.scale(weighted)
+        scaled: Any = weighted if self.scaler is None else self.scaler.scale(weighted)
         scaled.backward()
         self._losses.add(loss.detach(), part.samples)
 
     def _apply_gradient(self) -> None:
-        if self._scaler is not None and self._max_grad_norm is not None:
-            self._scaler.unscale_(self.optimizer)
+        if self.scaler is not None and self._max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
         if self._max_grad_norm is not None:
             clip_gradient(self.model.parameters(), self._max_grad_norm)
-        if self._scaler is None:
+        if self.scaler is None:
             self.optimizer.step()
         else:
-            self._scaler.step(self.optimizer)
-            self._scaler.update()
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         match self._precision:
