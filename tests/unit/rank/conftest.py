@@ -1,5 +1,6 @@
 """A toy job: a line through numbers, with everything that a test may want to bend."""
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -7,10 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from flodl.rank.stepper import build_stepper
 from flodl.spec import context
 from flodl.spec.job import TrainingJob
 from flodl.spec.knobs import resolve
 from flodl.trainer.config import TrainerConfig
+from tests.unit.rank.whole_states import Build, Net
 
 
 class Line:
@@ -57,3 +60,27 @@ def in_run() -> Iterator[None]:
     context.enter(context.Role.SOLO)
     yield
     context.leave()
+
+
+@pytest.fixture
+def build_net(make_job: Any, in_run: None) -> Iterator[Build]:
+    """A stepper with weights of its own at every call."""
+    built: list[Any] = []
+
+    def make(model: Callable[[], nn.Module] = Net, **kwargs: Any) -> Any:
+        torch.manual_seed(len(built))
+        job = make_job(build_model=lambda device: model(), **kwargs)
+        built.append(build_stepper(job, torch.device("cpu"), 0))
+        return built[-1]
+
+    yield make
+    for stepper in built:
+        stepper.close()
+
+
+@pytest.fixture
+def fd() -> Iterator[int]:
+    """A file in memory, as a daemon gives it to a rank."""
+    number = os.memfd_create("state")
+    yield number
+    os.close(number)
