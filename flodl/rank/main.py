@@ -31,13 +31,15 @@ from flodl.rank.agent import Agent
 from flodl.rank.evaluation import evaluate
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import AsyncRounds, CollectiveRounds, Plane, SharedRounds
+from flodl.rank.resuming import take_whole_state
+from flodl.rank.saving import WholeState
 from flodl.rank.shell import RankShell
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
 from flodl.rank.words import MAX_CHARS, describe, encodable
 from flodl.runtime.blocking import BlockingFrames
 from flodl.spec.fingerprint import config_fingerprint, model_fingerprint
 from flodl.spec.job import TrainingJob
-from flodl.spec.state import write_state
+from flodl.spec.state import StateInfo, write_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class RankTicket:
     control_fd: int
     plane_fd: int
     outbox_fd: int
+    inbox_fd: int
     slots: int
     slot: int
     address: str
@@ -59,7 +62,7 @@ class RankTicket:
     def of(cls, ticket: Mapping[str, Any]) -> "RankTicket":
         """Take what this process needs out of the ticket's JSON."""
         device = ticket["device"]
-        names = ("rank", "host", "control_fd", "plane_fd", "outbox_fd", "slots", "slot", "address")
+        names = ("rank", "host", "control_fd", "plane_fd", "outbox_fd", "inbox_fd", "slots", "slot", "address")
         return cls(**{name: ticket[name] for name in names}, device_kind=device["kind"], device_index=device["index"])
 
 
@@ -71,7 +74,7 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     """
     mine = RankTicket.of(ticket)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the controller's to judge
-    for fd in (mine.control_fd, mine.plane_fd, mine.outbox_fd):
+    for fd in (mine.control_fd, mine.plane_fd, mine.outbox_fd, mine.inbox_fd):
         os.set_inheritable(fd, False)
     inbox = Inbox()
     frames = BlockingFrames(socket.socket(fileno=mine.control_fd), "the host's daemon", DaemonToRank)
@@ -146,6 +149,11 @@ class _RankProcess:
             **config_fingerprint(config),
         }
         agent.send(RankReady(ticket.rank, settings, fingerprint, flat.layout, merge_single_tail, backend))
+        whole_state = WholeState(stepper, outer, settings.cadence.mode.is_async, ticket.outbox_fd)
+
+        def hand_over(info: StateInfo, whole: bool) -> int:
+            return whole_state.write(info) if whole else write_state(stepper.model, info, ticket.outbox_fd)
+
         return RankShell(
             core,
             stepper,
@@ -153,7 +161,8 @@ class _RankProcess:
             self._inbox,
             agent.send,
             lambda epoch: evaluate(stepper.model, stepper.device, config, epoch),
-            lambda model, info: write_state(model, info, ticket.outbox_fd),
+            hand_over,
+            lambda: take_whole_state(ticket.inbox_fd, stepper, outer),
         )
 
 

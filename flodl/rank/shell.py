@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, assert_never
 
-import torch
-
 from flodl.core.actions import (
     AbandonReduce,
     AccountWindow,
@@ -31,14 +29,16 @@ from flodl.core.actions import (
     SumSlice,
     TakeResult,
     TakeSnapshot,
+    TakeState,
     WriteState,
 )
-from flodl.core.events import Evaluated, RankEvent, StateWritten
+from flodl.core.events import Evaluated, RankEvent, StateTaken, StateWritten
 from flodl.core.rank import RankCore
 from flodl.messages import RankToDaemon
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import Plane
 from flodl.rank.stepper import Stepper
+from flodl.rank.words import describe
 from flodl.spec.state import StateInfo
 
 IDLE_S: Final = 1.0
@@ -56,7 +56,8 @@ class RankShell:
         inbox: Inbox,
         send: Callable[[RankToDaemon], None],
         evaluate: Callable[[int], Evaluated],
-        hand_over: Callable[[torch.nn.Module, StateInfo], int],
+        hand_over: Callable[[StateInfo, bool], int],
+        take_over: Callable[[], None],
     ) -> None:
         """Assigns only.
 
@@ -67,10 +68,12 @@ class RankShell:
             inbox: where messages and late effects arrive.
             send: says something to the daemon; never raises.
             evaluate: evaluates the model after an epoch.
-            hand_over: puts the model's state where the daemon takes it; returns its size in bytes.
+            hand_over: puts the state where the daemon takes it, the whole of it if the flag says so; returns its size
+                in bytes. The model holds the consensus meanwhile.
+            take_over: loads the whole state that the daemon has left.
         """
         self._core, self._stepper, self._plane, self._inbox = core, stepper, plane, inbox
-        self._send, self._evaluate, self._hand_over = send, evaluate, hand_over
+        self._send, self._evaluate, self._hand_over, self._take_over = send, evaluate, hand_over, take_over
         self._effects: deque[RankEvent] = deque()
         self._end: EndRank | None = None
 
@@ -126,17 +129,26 @@ class RankShell:
             case Evaluate(epoch):
                 with self._plane.consensus():
                     self._effects.append(self._evaluate(epoch))
-            case WriteState():
-                self._effects.append(self._write_state())
+            case WriteState(transfer, whole):
+                self._effects.append(self._write_state(transfer, whole))
+            case TakeState(transfer):
+                self._effects.append(self._take_state(transfer))
             case EndRank():
                 self._end = action
             case _:
                 assert_never(action)
 
-    def _write_state(self) -> StateWritten:
+    def _write_state(self, transfer: int, whole: bool) -> StateWritten:
         info = StateInfo(self._stepper.newest_epoch, self._core.version)
         try:
             with self._plane.consensus():
-                return StateWritten(self._hand_over(self._stepper.model, info), "")
-        except Exception as error:  # noqa: BLE001  # the training is done; what is lost is told by name
-            return StateWritten(0, f"{type(error).__name__}: {error}")
+                return StateWritten(transfer, self._hand_over(info, whole), "")
+        except Exception as error:  # noqa: BLE001  # the training is not hurt; what is lost is told by name
+            return StateWritten(transfer, 0, describe(error))
+
+    def _take_state(self, transfer: int) -> StateTaken:
+        try:
+            self._take_over()
+        except Exception as error:  # noqa: BLE001  # whether the run can do without is the controller's to judge
+            return StateTaken(transfer, describe(error))
+        return StateTaken(transfer, "")

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Final, assert_never
 
 import torch
@@ -21,21 +22,35 @@ from flodl.averaging.outer import OuterAvg
 from flodl.core.actions import (
     CloseReduction,
     DropHost,
+    DropSave,
     EndRank,
     EndRun,
     JobAction,
     OpenReduction,
+    OpenSave,
     Outcome,
+    ReadBundle,
     ReceiveState,
     Record,
     ResetStore,
+    SendBundle,
     SendHead,
     SendHost,
     Severity,
     StopHead,
 )
 from flodl.core.ending import EXIT_INTERRUPTED
-from flodl.core.events import DaemonSaid, HeadExited, HeadSaid, HostSaid, JobEvent, StateStored, StopAsked
+from flodl.core.events import (
+    BundleRead,
+    DaemonSaid,
+    HeadExited,
+    HeadSaid,
+    HostSaid,
+    JobEvent,
+    SaveSettled,
+    StateStored,
+    StopAsked,
+)
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
@@ -72,8 +87,11 @@ from flodl.messages import (
 from flodl.rank.evaluation import evaluate
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import SoloRounds
+from flodl.rank.resuming import take_whole_state
+from flodl.rank.saving import WholeState
 from flodl.rank.shell import RankShell
-from flodl.rank.stepper import build_stepper, merges_single_tail
+from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
+from flodl.runtime.processes import create_memfd
 from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
 from flodl.spec.job import TrainingJob
@@ -88,6 +106,8 @@ WINDOW_BATCHES: Final = 100
 
 EXIT_WAIT_S: Final = 10.0
 """How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
+
+NO_CHECKPOINTS: Final = "one process without fdl saves and reads no checkpoints yet; use fdl launch --local 1"
 
 _NEVER: Final = float("inf")
 _LEVELS: Final = {Severity.INFO: logging.DEBUG, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
@@ -151,6 +171,7 @@ class _Solo:
             log.warning("%r is not used: it acts on averaged parameters, and one rank averages nothing", outer)
         stepper = build_stepper(self._job, device, 0)
         settings, merge_single_tail = _settings(config.settings()), merges_single_tail(stepper.model)
+        outbox_fd, inbox_fd = create_memfd("flodl-outbox"), create_memfd("flodl-inbox")
         shell = RankShell(
             RankCore(0, settings, merge_single_tail),
             stepper,
@@ -158,13 +179,16 @@ class _Solo:
             self._inbox,
             self._hear_rank,
             lambda epoch: evaluate(stepper.model, device, config, epoch),
-            self._take_state,
+            self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=outbox_fd)),
+            lambda: take_whole_state(inbox_fd, stepper, None),
         )
         try:
             self._open(RankReady(0, settings, {}, Layout(0, 0, 0), merge_single_tail, "solo"), device)
             end: EndRank = shell.run()
         finally:
             stepper.close()
+            os.close(outbox_fd)
+            os.close(inbox_fd)
         self._post(HostSaid(HOST, HostStopped(HOST, end.reason)))
 
     def _open(self, ready: RankReady, device: torch.device) -> None:
@@ -174,9 +198,14 @@ class _Solo:
         self._post(HostSaid(HOST, hello))
         self._post(HostSaid(HOST, ready))
 
-    def _take_state(self, model: torch.nn.Module, info: StateInfo) -> int:
-        self._state = TrainedState.from_model(model, info, "")
-        return 0
+    def _hand_over(self, stepper: Stepper, whole_state: WholeState) -> Callable[[StateInfo, bool], int]:
+        def hand_over(info: StateInfo, whole: bool) -> int:
+            if whole:
+                return whole_state.write(info)
+            self._state = TrainedState.from_model(stepper.model, info, "")
+            return 0
+
+        return hand_over
 
     def _finish(self) -> None:
         outcome, state = self._outcome, self._state
@@ -207,13 +236,17 @@ class _Solo:
                 self._hear_as_head(message)
             case ReceiveState():
                 self._post(StateStored("in this process", ""))
+            case OpenSave(transfer):
+                self._post(SaveSettled(transfer, "", NO_CHECKPOINTS))
+            case ReadBundle(stem):
+                self._post(BundleRead(stem, None, NO_CHECKPOINTS))
             case Record(event, severity, detail):
                 log.log(_LEVELS[severity], "%s: %s", event, detail)
             case EndRun(outcome):
                 self._outcome = outcome
             case StopHead():
                 self._post(HeadExited(0, 0))
-            case DropHost() | OpenReduction() | CloseReduction() | ResetStore():
+            case DropHost() | OpenReduction() | CloseReduction() | ResetStore() | DropSave() | SendBundle():
                 pass  # there is no connection, no other host and no rendezvous
             case _:
                 assert_never(action)
