@@ -269,7 +269,8 @@ def rank_events(core: RankCore) -> list[tuple[str, ev.RankEvent]]:
         messages.AbortRound(0, key, "a rank is lost"),
         messages.Commit(0, key),
         messages.RunEval(0, 0),
-        messages.SendState(0),
+        messages.SendState(0, 1, True),
+        messages.LoadState(0, 1),
         messages.FinishRank(0, "done"),
         messages.Evict(0, "silent"),
     )
@@ -283,7 +284,8 @@ def rank_events(core: RankCore) -> list[tuple[str, ev.RankEvent]]:
         ("sum ready", ev.SumReady(key, "digest", 0.0, "")),
         ("sum failed", ev.SumReady(key, "", 0.0, "a peer is gone")),
         ("evaluated", ev.Evaluated(0, 0.5, "")),
-        ("state written", ev.StateWritten(10, "")),
+        ("state written", ev.StateWritten(1, 10, "")),
+        ("state taken", ev.StateTaken(1, "")),
         ("the daemon's socket closed", ev.DaemonDropped()),
     )
     heard = [(f"`{type(message).__name__}`", ev.DaemonSaid(message)) for message in said]
