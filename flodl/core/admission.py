@@ -47,7 +47,7 @@ def _settings(mine: Settings, other: Settings) -> list[str]:
     found = []
     for field in fields(Settings):
         a, b = getattr(mine, field.name), getattr(other, field.name)
-        if a == b:
+        if a == b or field.name == "checkpoint":  # the head's counts, and only the controller acts on it
             continue
         if field.name == "cadence":
             found += [

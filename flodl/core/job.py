@@ -72,6 +72,7 @@ from flodl.messages import (
     RankReady,
     Reduced,
     RoundJudged,
+    Settings,
     StateLoaded,
     StateSent,
     StopRequest,
@@ -524,9 +525,9 @@ class JobCore:
         reason = startup.disagreement()
         if reason:
             return self._refuse(reason, now_s)
-        settings = startup.ready[self.membership.with_status(RankStatus.READY)[0]].settings
+        settings = startup.settings
         if not settings.checkpoint.resume_from:
-            return self._admit(None, now_s)
+            return self._admit(settings, None, now_s)
         self.phase = Phase.LOADING
         self.resume = Resume(settings, self.membership, self._transfers, now_s)
         return self.resume.begin()
@@ -538,16 +539,16 @@ class JobCore:
         resume.tick(now_s)
         if resume.refusal:
             return self._refuse(resume.refusal, now_s)
-        return self._admit(resume.point, now_s) if resume.is_loaded else []
+        return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
 
-    def _admit(self, start: ResumePoint | None, now_s: float) -> list[JobAction]:
+    def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
         first = self.startup.ready[self.membership.live[0]]
         self.phase = Phase.FORMING
         stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
         self.training = Training(
-            first.settings,
+            settings,
             first.layout,
             first.merge_single_tail,
             self.membership,

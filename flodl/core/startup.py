@@ -6,6 +6,8 @@ rank, and the head where there is one, agrees on what is trained. It decides not
 JobCore does, with what it says here.
 """
 
+from dataclasses import replace
+
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, Failure, JobAction, Record, SendHost, Severity
 from flodl.core.admission import disagreement, miscounted_ratios
@@ -14,7 +16,7 @@ from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
 from flodl.ids import HostName, RankId, Version
-from flodl.messages import Admitted, HeadReady, HostHello, RankReady, RankSpec, SpawnRanks, StopHost
+from flodl.messages import Admitted, HeadReady, HostHello, RankReady, RankSpec, Settings, SpawnRanks, StopHost
 
 
 class Startup:
@@ -92,6 +94,12 @@ class Startup:
     def is_staged(self) -> bool:
         """True once no rank is still building its model."""
         return not self._membership.with_status(RankStatus.SPAWNED)
+
+    @property
+    def settings(self) -> Settings:
+        """What is trained, and the head's word on checkpoints: paths are its own, and may differ from host to host."""
+        first = self.ready[self._membership.with_status(RankStatus.READY)[0]].settings
+        return first if self.head_ready is None else replace(first, checkpoint=self.head_ready.settings.checkpoint)
 
     def is_head_late(self, now_s: float) -> bool:
         """All ranks wait for the head: it has the same grace for its start-up as they had, from the first call on."""

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from flodl.core.admission import disagreement, miscounted_ratios
-from flodl.messages import CadenceSettings, HeadReady, Layout, Mode, RankReady, Settings
+from flodl.messages import CadenceSettings, CheckpointSettings, HeadReady, Layout, Mode, RankReady, Settings
 
 SETTINGS = Settings(100, 8, 2, 0, CadenceSettings())
 READY = RankReady(0, SETTINGS, {"model": "m", "torch": "2.13"}, Layout(4, 0, 0), False, "gloo")
@@ -28,6 +28,11 @@ def test_fingerprint_that_differs_is_named_part_by_part() -> None:
     other = replace(PEER, fingerprint={"model": "n", "torch": "2.13", "extra": "x"})
     assert "do not agree on: extra (absent against x); model (m against n)." in disagreement([READY, other], None)
     assert "do not agree on: extra (x against absent); model (n against m)." in disagreement([other, READY], None)
+
+
+def test_paths_of_checkpoints_are_the_heads_affair() -> None:
+    elsewhere = replace(SETTINGS, checkpoint=CheckpointSettings("/other/run", every=2))
+    assert disagreement([READY, replace(PEER, settings=elsewhere)], HeadReady(elsewhere, {})) == ""
 
 
 def test_backend_that_differs_is_named() -> None:

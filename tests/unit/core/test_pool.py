@@ -302,3 +302,18 @@ def test_check_accepts_grants_of_many_spans() -> None:
     pool._merged.add(Span(15, 5))
     pool.lease(0, 3)
     pool.check()
+
+
+def test_samples_of_an_earlier_run_are_merged_and_the_others_are_dealt() -> None:
+    pool = Pool(0, 10, 2, merge_single_tail=False)
+    pool.cover([Span(0, 4), Span(6, 2)])
+    assert (pool.unmerged, pool.remaining_batches, pool.merged_spans) == (4, 2, (Span(0, 4), Span(6, 2)))
+    assert pool.lease(0, 9) == Grant(0, (Span(4, 2), Span(8, 2)))
+    pool.check()
+
+
+@pytest.mark.parametrize("spans", [[Span(8, 3)], [Span(0, 2), Span(1, 1)], [Span(0, 0)]])
+def test_what_is_not_free_cannot_be_of_an_earlier_run(spans: list[Span]) -> None:
+    pool = Pool(0, 10, 2, merge_single_tail=False)
+    with pytest.raises(CoverageError, match="cannot be merged already"):
+        pool.cover(spans)

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from flodl.core.actions import DropSave, OpenSave, Record, SendHost
-from flodl.core.events import SaveSettled
+from flodl.core.events import HeadSaid, SaveSettled
 from flodl.core.job import Phase
 from flodl.core.position import Covered, SaveReason
 from flodl.core.saving import SAVE_TIMEOUT_S
 from flodl.ids import Span
-from flodl.messages import CheckpointSettings, Mode, RankExited, SendState, StateSent, WindowDone, WindowPlan
+from flodl.messages import CheckpointSettings, HeadReady, Mode, RankExited, SendState, StateSent, WindowDone, WindowPlan
 from tests.unit.core.cohort import Cohort
 
 EVERY = CheckpointSettings("ckpts/run", every=1)
@@ -57,6 +57,15 @@ def test_checkpoints_are_taken_behind_the_epochs_that_are_named_and_at_the_end(
     assert {save.reason for save in saves(cohort)} <= {SaveReason.CHECKPOINT}
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
+
+
+def test_word_of_the_head_counts() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("ranks/own", every=1)).join()
+    head = replace(cohort.settings, checkpoint=CheckpointSettings("the/heads"))
+    cohort.post(HeadSaid(HeadReady(head, {})))
+    for member in cohort.core.membership.all():
+        cohort.say(cohort.ready(member.rank))
+    assert [save.stem for save in saves(cohort)] == ["the/heads"]
 
 
 def test_rank_is_asked_between_the_commit_and_its_next_window() -> None:

@@ -85,3 +85,29 @@ def test_take_nothing_changes_nothing() -> None:
 def test_take_of_more_than_there_is_is_refused(samples: int) -> None:
     with pytest.raises(InvariantViolation, match=f"cannot take {samples} of 2 samples"):
         SpanSet([Span(0, 2)]).take(samples)
+
+
+@pytest.mark.parametrize(
+    ("span", "left"),
+    [
+        (Span(4, 2), (Span(2, 2), Span(6, 4), Span(20, 5))),
+        (Span(2, 3), (Span(5, 5), Span(20, 5))),
+        (Span(7, 3), (Span(2, 5), Span(20, 5))),
+        (Span(20, 5), (Span(2, 8),)),
+    ],
+)
+def test_remove_leaves_what_is_around(span: Span, left: tuple[Span, ...]) -> None:
+    spans = SpanSet([Span(2, 8), Span(20, 5)])
+    spans.remove(span)
+    assert spans.spans == left
+    assert spans.samples == 13 - span.count
+
+
+@pytest.mark.parametrize(
+    "span", [Span(0, 1), Span(1, 2), Span(9, 2), Span(12, 1), Span(2, 20), Span(25, 1), Span(4, 0)]
+)
+def test_remove_of_what_is_not_there_is_refused_and_changes_nothing(span: Span) -> None:
+    spans = SpanSet([Span(2, 8), Span(20, 5)])
+    with pytest.raises(InvariantViolation):
+        spans.remove(span)
+    assert (spans.spans, spans.samples) == ((Span(2, 8), Span(20, 5)), 13)

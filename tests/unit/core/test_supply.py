@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flodl.core.position import Covered, Position
 from flodl.core.supply import Merged, Supply
 from flodl.errors import CoverageError, InvariantViolation
 from flodl.ids import Grant, Span
@@ -114,3 +115,24 @@ def test_check_names_leases_that_contradict_the_pools() -> None:
     supply._leases[0][0].samples = 3
     with pytest.raises(InvariantViolation, match="rank 0 has leases of 3 samples, and 4 in the pools"):
         supply.check()
+
+
+def test_run_goes_on_where_a_position_says() -> None:
+    supply = Supply(SETTINGS, False, Position(epoch=1, covered=(Covered(1, (Span(4, 4),)),)))
+    assert (supply.epoch, supply.merged_samples, supply.epoch_merged, supply.remaining_batches) == (1, 14, 4, 2)
+    assert supply.covered == (Covered(1, (Span(4, 4),)),)
+    finish(supply)
+    assert supply.close_epochs() == (1,)
+    assert supply.is_exhausted
+
+
+@pytest.mark.parametrize("epoch", [2, 7])
+def test_run_that_is_complete_has_nothing_left(epoch: int) -> None:
+    supply = Supply(SETTINGS, False, Position(epoch=epoch))
+    assert (supply.is_exhausted, supply.merged_samples, supply.lease(0, 1), supply.covered) == (True, 20, (), ())
+
+
+@pytest.mark.parametrize("epoch", [0, 2])
+def test_epoch_that_is_complete_or_not_there_is_not_covered_in_part(epoch: int) -> None:
+    with pytest.raises(CoverageError, match=f"epoch {epoch} is covered in part, but 1 of 2 are done"):
+        Supply(SETTINGS, False, Position(epoch=1, covered=(Covered(epoch, (Span(0, 4),)),)))
