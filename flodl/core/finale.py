@@ -23,13 +23,17 @@ KILL_MARGIN_S = 5.0
 
 
 class Finale:
-    """See the module docstring. ``head_code`` is the head's exit code, None while it runs, 0 without a head."""
+    """See the module docstring. ``head_code`` is the head's exit code, None while it runs, 0 without a head.
+
+    ``epochs`` are complete; the caller counts them.
+    """
 
     def __init__(
         self, ending: end.Ending, membership: Membership, has_head: bool, stop_grace_s: float, transfers: Iterator[int]
     ) -> None:
         self.head_code: int | None = None if has_head else 0
         self.is_head_told = False
+        self.epochs = 0
         self._ending, self._membership = ending, membership
         self._has_head, self._stop_grace_s = has_head, stop_grace_s
         self._transfers = transfers
@@ -60,9 +64,10 @@ class Finale:
         return is_busy and bool(self._membership.live) and not self.is_late(now_s)
 
     def collect(self, training: Training, now_s: float) -> list[JobAction]:
-        """Ask for the state, once all evaluations are answered."""
+        """Ask for the state, once all evaluations are answered and the last checkpoint is made."""
         owner = training.owner
-        if training.evals_pending or self._state_from is not None or owner is None:
+        is_early = training.evals_pending or training.saving.is_pending  # a rank hands over one state at a time
+        if is_early or self._state_from is not None or owner is None:
             return []
         self._state_from, self._transfer = owner, next(self._transfers)
         self._deadline_s = now_s + STATE_TIMEOUT_S
@@ -131,7 +136,7 @@ class Finale:
         if self.is_head_told or not self._has_head:
             return []
         self.is_head_told = True
-        return [SendHead(RunEnded(self._ending.status, self._ending.message, self._state_path))]
+        return [SendHead(RunEnded(self._ending.status, self._ending.message, self._state_path, self.epochs))]
 
     def _reason(self) -> str:
         return self._ending.message or "training is complete"

@@ -603,6 +603,7 @@ class JobCore:
 
     def _proceed_finishing(self, training: Training, now_s: float) -> list[JobAction]:
         actions = training.saving.tick(now_s)
+        self.finale.epochs = training.supply.epoch
         if self.finale.is_collecting(training, now_s):
             return actions + self.finale.collect(training, now_s)
         self.finale.judge_save(training.saving.failure)

@@ -68,8 +68,11 @@ class Resume:
         self._missing, self._deadline_s = dict.fromkeys(ready), now_s + LOAD_TIMEOUT_S
         hosts = self._membership.hosts_of(ready)
         position = event.point.position
-        epoch = f"epoch {position.epoch + 1} of {self._settings.num_epochs * self._settings.epoch_splits}"
-        detail = f"resuming from {event.path}: version {position.version}, {epoch}"
+        epochs = self._settings.num_epochs * self._settings.epoch_splits
+        where = (
+            f"epoch {position.epoch + 1} of {epochs}" if position.epoch < epochs else f"all {epochs} epochs complete"
+        )
+        detail = f"resuming from {event.path}: version {position.version}, {where}"
         note = Record("resuming", Severity.INFO, detail, {"path": event.path, "version": position.version})
         loads = [SendHost(self._membership[rank].host, LoadState(rank, self._transfer)) for rank in ready]
         return [note, SendBundle(self._transfer, hosts), *loads]

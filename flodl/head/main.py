@@ -91,7 +91,6 @@ class _Head:
         self._loop = asyncio.new_event_loop()
         self._stream: FramedStream | None = None
         self._wants_stop = False
-        self._epochs = 0
 
     def run(self) -> None:
         """The thread: whatever happens ends up in the handle."""
@@ -128,7 +127,6 @@ class _Head:
     def _hear(self, message: ToHead) -> None:
         match message:
             case EpochReport():
-                self._epochs += 1
                 self._handle.publish_metrics(EpochMetrics.from_report(message))
             case EvalReport(epoch, value):
                 self._handle.publish_eval(epoch, value)
@@ -145,7 +143,7 @@ class _Head:
             self._fail(RankFailed(ended.message or f"the run {ended.outcome} without a trained state"))
             return
         state = load_state(ended.state_path, ended.outcome)
-        self._handle.finish(dataclasses.replace(state, epochs=self._epochs))
+        self._handle.finish(dataclasses.replace(state, epochs=ended.epochs))
 
     def _stop(self) -> None:
         self._wants_stop = True

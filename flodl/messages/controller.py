@@ -258,11 +258,14 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class RunEnded:
-    """Training is over. ``state_path`` names the file with the final state on the head's machine, empty without one."""
+    """Training is over. ``state_path`` names the file with the final state on the head's machine, empty without one;
+    ``epochs`` of the run are complete in it.
+    """
 
     outcome: str
     message: str
     state_path: str
+    epochs: int
 
 
 # ---------------------------------------------------------------------------------------------------------- to a client

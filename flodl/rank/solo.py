@@ -263,11 +263,11 @@ class _Solo:
     def _hear_as_head(self, message: ToHead) -> None:
         match message:
             case EpochReport():
-                self._epochs += 1
                 self._handle.publish_metrics(EpochMetrics.from_report(message))
             case EvalReport(epoch, value):
                 self._handle.publish_eval(epoch, value)
             case RunEnded():
+                self._epochs = message.epochs
                 self._post(HeadExited(0, 0))
             case JudgeRound():
                 pass  # nobody to drift from: solo has no guard

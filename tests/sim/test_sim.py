@@ -113,7 +113,7 @@ def test_head_hears_of_every_epoch_evaluation_and_the_end_once() -> None:
     epochs = head_messages(world, EpochReport)
     assert [(report.epoch, report.samples, report.avg_loss) for report in epochs] == [(0, 200, 1.0), (1, 200, 1.0)]  # type: ignore[attr-defined]
     assert head_messages(world, EvalReport) == [EvalReport(0, 1.0), EvalReport(1, 1.0)]
-    assert head_messages(world, RunEnded) == [RunEnded("completed", "", "/state")]
+    assert head_messages(world, RunEnded) == [RunEnded("completed", "", "/state", 2)]
 
 
 def test_run_without_a_head_streams_no_state() -> None:
@@ -418,7 +418,7 @@ def test_orderly_stop_merges_what_was_trained(mode: Mode) -> None:
     world.assert_one_consensus()
     assert world.final is not None
     assert 0 < world.final.samples.total() < 8000
-    assert head_messages(world, RunEnded) == [RunEnded("stopped", "stopped by ctrl-c", "/state")]
+    assert head_messages(world, RunEnded) == [RunEnded("stopped", "stopped by ctrl-c", "/state", 0)]
 
 
 def test_stop_that_a_stuck_rank_holds_up_ends_after_the_grace() -> None:

@@ -86,7 +86,7 @@ def test_state_that_cannot_be_sent_or_stored_fails_the_run() -> None:
             stage.finale.on_state_stored("", "full")
         assert not stage.is_collecting()
         assert (stage.ending.status, stage.ending.message) == ("failed", f"the final state {error}")
-        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", ""))
+        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", "", 0))
 
 
 def test_state_is_not_wanted_without_a_head_or_after_its_end() -> None:
@@ -111,7 +111,7 @@ def test_dismissal_tells_live_ranks_and_the_head_where_the_state_lies() -> None:
     stage.membership.bury(0, "killed")
     assert stage.finale.dismiss(NOW_S) == [
         SendHost("a", FinishRank(1, "training is complete")),
-        SendHead(RunEnded("completed", "", "/state")),
+        SendHead(RunEnded("completed", "", "/state", 0)),
     ]
     assert stage.finale.is_head_told
     assert stage.finale.next_deadline_s() == NOW_S + GRACE_S + KILL_MARGIN_S
@@ -147,7 +147,7 @@ def test_stop_of_everything_ends_the_head_too_and_tells_it_once() -> None:
     stage.ending.stop(130, "stopped by ctrl-c")
     assert stage.finale.stop_all(["a"], NOW_S, 0.0) == [
         SendHost("a", StopHost("stopped by ctrl-c", 0.0)),
-        SendHead(RunEnded("stopped", "stopped by ctrl-c", "")),
+        SendHead(RunEnded("stopped", "stopped by ctrl-c", "", 0)),
         StopHead(0.0),
     ]
     assert stage.finale.release_hosts(["a"], NOW_S) == []

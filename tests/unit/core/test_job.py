@@ -99,7 +99,7 @@ def test_run_goes_through_its_phases_and_ends_once() -> None:
     cohort.release(RankExited)
     assert cohort.core.phase is Phase.ENDED
     assert ending_of(cohort) == ("completed", 0)
-    assert cohort.sent(RunEnded) == [RunEnded("completed", "", "/state")]
+    assert cohort.sent(RunEnded) == [RunEnded("completed", "", "/state", 2)]
     assert cohort.core.next_deadline_s() is None
     assert cohort.post(Ticked()) == []
 
@@ -381,7 +381,7 @@ def test_exception_is_the_headline_and_its_process_gives_the_code() -> None:
     assert cohort.outcome.message == "rank 1 failed: KeyError: 'label'"
     assert cohort.outcome.failure is not None
     assert cohort.outcome.failure.traceback == "Traceback …"
-    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state")]
+    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state", 0)]
 
 
 def test_exception_while_ranks_come_up_ends_the_run_without_a_round() -> None:
@@ -488,7 +488,7 @@ def test_stop_merges_a_last_round_and_second_thoughts_change_nothing() -> None:
     cohort.stop(exit_code=130)
     cohort.release(WindowDone)
     assert ending_of(cohort) == ("stopped", 143)
-    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state")]
+    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state", 0)]
 
 
 def test_last_round_of_a_stop_has_the_stop_grace() -> None:

@@ -107,6 +107,7 @@ def test_run_that_has_nothing_left_to_do_hands_its_state_over_and_ends_well() ->
     cohort = resumed(Position(version=9, epoch=2, world_size=3), checkpoint=settings).get_ready()
     assert cohort.sent(WindowPlan) == []
     assert [action for action in cohort.actions if isinstance(action, OpenSave)] == []
+    assert cohort.records("resuming") == ["resuming from ckpts/run.fdl: version 9, all 2 epochs complete"]
     assert cohort.records("nothing_left") == ["nothing left to do: all 2 epochs are in ckpts/run already"]
     assert cohort.outcome is not None
     assert (cohort.outcome.status, cohort.outcome.exit_code) == ("completed", 0)

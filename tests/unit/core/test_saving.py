@@ -119,6 +119,13 @@ def test_one_save_at_a_time_and_what_was_due_meanwhile_follows() -> None:
     assert cohort.outcome.exit_code == 0
 
 
+def test_rank_is_asked_for_the_final_state_when_it_has_handed_over_the_last_checkpoint() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("run")).train_until(SaveSettled)
+    assert [order.whole for order in cohort.sent(SendState)] == [True]
+    cohort.release(SaveSettled)
+    assert [order.whole for order in cohort.sent(SendState)] == [True, False]
+
+
 # ----------------------------------------------------------------------------------------------------------- and if not
 def test_save_of_a_rank_that_dies_is_made_again_of_a_later_version_while_the_ranks_train() -> None:
     cohort = Cohort(checkpoint=CheckpointSettings("run", at_epochs=(1,)), dataset_size=60, num_epochs=9)

@@ -104,7 +104,7 @@ def test_splits_of_a_pass_are_whole_batches_of_one_order() -> None:
 @given(st.integers(1, 300), st.integers(1, 9), st.integers(1, 40), st.booleans())
 def test_splits_are_disjoint_and_jointly_complete(size: int, batch: int, splits: int, merge_single_tail: bool) -> None:
     settings = replace(SETTINGS, dataset_size=size, batch_size=batch, num_epochs=1, epoch_splits=splits)
-    spans = [Supply(settings, merge_single_tail)._span(epoch) for epoch in range(splits)]
+    spans = [Supply(settings, merge_single_tail).span(epoch) for epoch in range(splits)]
     assert [span.stop for span in spans[:-1]] == [span.start for span in spans[1:]]
     assert (spans[0].start, spans[-1].stop) == (0, size)
 

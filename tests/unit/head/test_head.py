@@ -79,7 +79,7 @@ def test_results_reach_the_handle_and_the_state_ends_it(
     path.write_bytes(dump_state(model, StateInfo(1, 9)))
     run_head(controller.ticket, job, handle)
 
-    for message in (report(0), EvalReport(0, 0.75), report(1), RunEnded("stopped", "by hand", str(path))):
+    for message in (report(0), EvalReport(0, 0.75), report(1), RunEnded("stopped", "by hand", str(path), 2)):
         controller.say(message)
     state = handle.join(LIMIT_S)
 
@@ -93,9 +93,9 @@ def test_results_reach_the_handle_and_the_state_ends_it(
 @pytest.mark.parametrize(
     ("ended", "words"),
     [
-        (RunEnded("failed", "rank 1 failed: ValueError: x", ""), "rank 1 failed: ValueError: x"),
-        (RunEnded("failed", "rank 1 failed", "/some/state"), "rank 1 failed"),
-        (RunEnded("stopped", "", ""), "the run stopped without a trained state"),
+        (RunEnded("failed", "rank 1 failed: ValueError: x", "", 0), "rank 1 failed: ValueError: x"),
+        (RunEnded("failed", "rank 1 failed", "/some/state", 0), "rank 1 failed"),
+        (RunEnded("stopped", "", "", 0), "the run stopped without a trained state"),
     ],
 )
 def test_a_run_without_a_result_is_an_error_of_join_in_one_line(
@@ -131,7 +131,7 @@ def test_a_controller_that_goes_away_after_the_end_changes_nothing(
     path = tmp_path / "state"
     path.write_bytes(dump_state(nn.Linear(1, 1), StateInfo(1, 1)))
     run_head(controller.ticket, job, handle)
-    controller.say(RunEnded("completed", "", str(path)))
+    controller.say(RunEnded("completed", "", str(path), 0))
     handle.join(LIMIT_S)
     controller.drop()
 
@@ -196,7 +196,7 @@ def test_an_uncaught_failure_of_the_run_ends_the_script_with_one_line_and_code_1
     ticket = "head:" + str(controller.ticket).replace("'", '"')
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLODL_ROLE": ticket}
     with subprocess.Popen([sys.executable, str(path)], stderr=subprocess.PIPE, text=True, env=environment) as process:
-        controller.say(RunEnded("failed", "rank 1 failed: ValueError: planted", ""))
+        controller.say(RunEnded("failed", "rank 1 failed: ValueError: planted", "", 0))
         _, err = process.communicate(timeout=LIMIT_S * deadline_factor)
 
     assert err == "flodl: rank 1 failed: ValueError: planted\n"
