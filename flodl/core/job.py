@@ -40,6 +40,7 @@ from flodl.core.events import (
     Ticked,
 )
 from flodl.core.finale import Finale
+from flodl.core.growth import Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import ResumePoint, SaveReason
@@ -120,6 +121,7 @@ class JobCore:
         self.liveness = Liveness(settings.liveness)
         grace_s = settings.liveness.startup_s
         self.startup = Startup(settings.join, grace_s, self.membership, self.liveness, opened_s)
+        self.growth = Growth(self.membership, self.liveness, self._transfers)
         self.resume: Resume | None = None
         self.training: Training | None = None
         self.beats: dict[RankId, RankBeat] = {}
@@ -149,9 +151,9 @@ class JobCore:
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
             case SaveSettled():
-                actions = [] if self.training is None else self.training.saving.on_settled(event, now_s)
+                actions = [] if self.training is None else self._on_settled(self.training, event, now_s)
             case BundleRead():
-                actions = [] if self.resume is None else self.resume.on_read(event, now_s)
+                actions = self._on_read(event, now_s)
             case Stalled(gap_s):
                 self.liveness.forgive(gap_s)
                 actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
@@ -188,6 +190,22 @@ class JobCore:
         if self.training is not None:
             self.training.check()
 
+    # -------------------------------------------------------------------------------------------------- saved versions
+    def _on_settled(self, training: Training, event: SaveSettled, now_s: float) -> list[JobAction]:
+        was_handing_over = training.saving.is_handing_over
+        actions = training.saving.on_settled(event, now_s)
+        if was_handing_over and not training.saving.is_handing_over and not event.error:
+            actions += self.growth.on_handed_over()
+        return actions
+
+    def _on_read(self, event: BundleRead, now_s: float) -> list[JobAction]:
+        if self.phase is Phase.LOADING and self.resume is not None:
+            return self.resume.on_read(event, now_s)
+        if event.point is None:
+            self.growth.fail()
+            return []
+        return self.growth.on_read()
+
     # -------------------------------------------------------------------------------------------------------- hosts
     def _on_host(self, host: HostName, message: FromDaemon, now_s: float) -> list[JobAction]:
         match message:
@@ -205,11 +223,17 @@ class JobCore:
                 return self._on_rank(host, message, now_s)
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
-        is_open = self.phase is Phase.WAITING
-        refusal = self.startup.window.refusal(hello) if is_open else "the run has started without it"
-        if refusal:
-            return self.startup.refuse(hello, refusal)
+        if self.phase is Phase.WAITING:
+            reason = self.startup.window.refusal(hello)
+        elif self.phase is Phase.TRAINING:
+            reason = refusal(hello, self.startup.agreed.settings, tuple(self.hosts), self._settings.join.is_elastic)
+        else:
+            reason = f"the run is {self.phase} and takes nobody in now"
+        if reason:
+            return self.startup.refuse(hello, reason)
         self.hosts[hello.host] = hello
+        if self.phase is Phase.TRAINING:
+            return self.growth.join(hello, now_s)
         return self.startup.join(hello, now_s)
 
     def _on_beat(self, host: HostName, beat: Beat, now_s: float) -> list[JobAction]:
@@ -273,9 +297,11 @@ class JobCore:
             return [note, SendHost(host, Evict(rank, member.reason))]
         match message:
             case RankReady():
-                self.startup.report_ready(message)
+                self._on_ready(message)
                 return []
             case RankError():
+                if rank in self.growth:
+                    return self._send_away(rank, message.error)
                 return self._on_rank_error(host, message, now_s)
             case RankFinished():
                 return self._on_finished(rank)
@@ -283,8 +309,9 @@ class JobCore:
                 saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
                 return saving + self.finale.on_state_sent(host, message)
             case StateLoaded():
-                if self.resume is not None:
+                if self.phase is Phase.LOADING and self.resume is not None:
                     self.resume.on_loaded(message)
+                self.growth.on_loaded(message)
                 return []
             case StoreRequest():
                 return []  # the shell's business: rendezvous
@@ -324,6 +351,18 @@ class JobCore:
             failure = Failure(end.KIND_REFUSED, host, message.rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             return [SendHost(host, KillRank(message.rank, reason)), *self._lose((message.rank,), failure, now_s)]
 
+    def _on_ready(self, message: RankReady) -> None:
+        if message.rank in self.growth:
+            self.growth.report_ready(message, self.startup.agreed)
+        else:
+            self.startup.report_ready(message)
+
+    def _send_away(self, rank: RankId, reason: str) -> list[JobAction]:
+        """A newcomer cannot take part; nobody else is touched."""
+        actions = sent_away(self.membership[rank].host, rank, reason)
+        self.growth.lose((rank,))
+        return actions + self._bury_quietly(rank, reason)
+
     def _on_finished(self, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
         if self.phase is Phase.ENDING and self.membership[rank].status is RankStatus.LIVE:
@@ -348,6 +387,8 @@ class JobCore:
         ):
             return self._bury_quietly(rank, "ended")
         signalled = f"ended by signal {message.signal}"
+        if rank in self.growth and self.phase is not Phase.ENDING:
+            return self._send_away(rank, signalled if message.signal else f"exited with code {code}")
         loss = Failure(end.KIND_SIGNAL, host, rank, signalled, "", code, message.signal)
         if self.phase is Phase.ENDING:
             is_loss = message.signal and not message.by_us and not self.ending.is_decided
@@ -381,6 +422,11 @@ class JobCore:
 
     def _lose(self, ranks: tuple[RankId, ...], failure: Failure, now_s: float) -> list[JobAction]:
         """The one cascade: membership → round and pool and cadence and group → what is left."""
+        newcomers = tuple(rank for rank in ranks if rank in self.growth)
+        for rank in newcomers:
+            self._bury_quietly(rank, failure.error)
+        self.growth.lose(newcomers)
+        ranks = tuple(rank for rank in ranks if rank not in newcomers)
         if not ranks:
             return []
         for rank in ranks:
@@ -401,7 +447,11 @@ class JobCore:
         return actions
 
     def _after_loss(self, failure: Failure, now_s: float) -> list[JobAction]:
-        left = self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
+        left = tuple(
+            rank
+            for rank in self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
+            if rank not in self.growth
+        )
         is_staging = self.phase in (Phase.STAGING, Phase.LOADING)
         is_starting = is_staging or self.phase is Phase.FORMING
         least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
@@ -555,11 +605,20 @@ class JobCore:
             stall_s,
             now_s,
             self._transfers,
+            self.growth,
             start,
         )
         return actions + self.training.begin(now_s)
 
     def _proceed_training(self, training: Training, now_s: float) -> list[JobAction]:
+        departing, self.growth.departing = self.growth.departing, {}
+        actions = [action for rank, reason in departing.items() for action in self._send_away(rank, reason)]
+        if self.growth.awaits_version and not training.saving.is_handing_over:
+            self.growth.fail()
+            actions += training.tick(now_s)
+        return actions + self._proceed_rounds(training, now_s)
+
+    def _proceed_rounds(self, training: Training, now_s: float) -> list[JobAction]:
         outcasts, training.outcasts = training.outcasts, {}
         if outcasts:
             return self._expel(outcasts, now_s)

@@ -20,6 +20,7 @@ class SaveReason(StrEnum):
     SINGLE_SURVIVOR = "SingleSurvivor"
     ALL_RANKS_LOST = "AllRanksLost"
     REDUCE_STALL = "ReduceStall"
+    HANDOVER = "Handover"
 
 
 @dataclass(frozen=True, slots=True)

@@ -222,8 +222,8 @@ class RankCore:
         match message:
             case Admitted(_, _, ranks, version):
                 if self.work is Work.JOINING:
-                    self.work, self._has_peers = Work.IDLE, len(ranks) > 1
-                    self.version, self._first_version = version, version + 1
+                    self.work, self.version, self._first_version = Work.IDLE, version, version + 1
+                self._has_peers = len(ranks) > 1
                 return []
             case FormGroup():
                 self._formation = (message.incarnation, message.attempt)
@@ -308,7 +308,7 @@ class RankCore:
             return []
         take_raw = self._takes_raw
         was_finite = self._given is True
-        is_blend = self._mode.is_async and not take_raw and was_finite
+        is_blend = self._mode.is_async and not take_raw and was_finite and key.version != self._first_version
         self._round, self._given = None, None
         self.version = key.version
         self.stage = Stage.NONE

@@ -81,6 +81,10 @@ class Round:
         """Samples that each done rank offers."""
         return {rank: report.samples for rank, report in self._reports.items()}
 
+    def add(self, rank: RankId) -> None:
+        """A newcomer with nothing to give takes part as well."""
+        self._reports[rank] = WindowDone(rank, self.version, 0, 0, 0.0, True, None, None, 0.0)
+
     def reach_min(self, rank: RankId) -> None:
         """The rank has done its least and goes on."""
         self._below_min.discard(rank)

@@ -21,12 +21,17 @@ SAVE_TIMEOUT_S = 600.0
 """A whole state must be on the controller's disk in this time: 10 GB at 17 MB/s. Then another rank is asked."""
 
 
+HANDOVER_STEM = ""
+"""Where a version goes that newcomers shall have: a place of the run's own, and no checkpoint of the user's."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """A save under way."""
 
     transfer: int
     rank: RankId
+    stem: str
     reason: SaveReason
     point: ResumePoint
     deadline_s: float
@@ -47,15 +52,20 @@ class Saving:
         """``transfers`` gives numbers that nobody else in the run uses."""
         self.failure = ""
         self._settings, self._membership, self._transfers = settings, membership, transfers
-        self._due: SaveReason | None = None
+        self._due: dict[str, SaveReason] = {}
         self._order: _Order | None = None
         self._held: _Held | None = None
         self._unable: dict[RankId, str] = {}
 
     @property
     def is_pending(self) -> bool:
-        """True while a save is under way, or due and still possible."""
-        return self._order is not None or self._next_rank() is not None
+        """True while a save is under way, or a checkpoint is due and still possible."""
+        return self._order is not None or (self._settings.save_path in self._due and self._next_rank() is not None)
+
+    @property
+    def is_handing_over(self) -> bool:
+        """True while a rank has been asked for a version that newcomers shall have."""
+        return self._order is not None and self._order.stem == HANDOVER_STEM
 
     def next_deadline_s(self) -> float | None:
         """When the rank that was asked is given up."""
@@ -71,9 +81,18 @@ class Saving:
 
     def demand(self, reason: SaveReason) -> None:
         """Save the next published version, or the one that is held now, where a ``save_path`` is set."""
-        if self._settings.save_path and self._due in (None, SaveReason.CHECKPOINT):
-            self._due = reason
+        stem = self._settings.save_path
+        if stem and self._due.get(stem) in (None, SaveReason.CHECKPOINT):
+            self._due[stem] = reason
             self._unable = {}
+
+    def demand_handover(self) -> None:
+        """Newcomers want the next version that is published."""
+        self._due[HANDOVER_STEM] = SaveReason.HANDOVER
+
+    def forget_handover(self) -> None:
+        """Nobody is taken in any more."""
+        self._due.pop(HANDOVER_STEM, None)
 
     # ---------------------------------------------------------------------------------------------------- the rounds
     def hold(self, point: ResumePoint, ranks: Sequence[RankId], now_s: float) -> list[JobAction]:
@@ -119,20 +138,21 @@ class Saving:
 
     # ------------------------------------------------------------------------------------------------------- details
     def _begin(self, now_s: float) -> list[JobAction]:
-        rank, held, reason = self._next_rank(), self._held, self._due
-        if self._order is not None or rank is None or held is None or reason is None:
+        rank, held = self._next_rank(), self._held
+        if self._order is not None or rank is None or held is None:
             return []
-        self._due = None
-        order = _Order(next(self._transfers), rank, reason, held.point, now_s + SAVE_TIMEOUT_S)
+        stem = next(iter(self._due))
+        reason = self._due.pop(stem)
+        order = _Order(next(self._transfers), rank, stem, reason, held.point, now_s + SAVE_TIMEOUT_S)
         self._order = order
         host = self._membership[rank].host
         return [
-            OpenSave(order.transfer, host, self._settings.save_path, reason, held.point),
+            OpenSave(order.transfer, host, stem, reason, held.point),
             SendHost(host, SendState(rank, order.transfer, whole=True)),
         ]
 
     def _next_rank(self) -> RankId | None:
-        if self._due is None or self._held is None:
+        if not self._due or self._held is None:
             return None
         able = [rank for rank in self._held.ranks if rank not in self._unable]
         return next((rank for rank in able if rank in self._membership.live), None)
@@ -144,11 +164,13 @@ class Saving:
         if self._unable and all(rank in self._unable for rank in self._membership.live):
             errors = "; ".join(f"rank {rank}: {error}" for rank, error in self._unable.items())
             return [drop, *self._give_up(order, errors), *self._begin(now_s)]
-        if self._due is None or self._due is SaveReason.CHECKPOINT:
-            self._due = order.reason
+        if order.stem != HANDOVER_STEM and self._due.get(order.stem) in (None, SaveReason.CHECKPOINT):
+            self._due[order.stem] = order.reason
         return [drop, *self._begin(now_s)]
 
     def _report(self, order: _Order, path: str) -> list[JobAction]:
+        if order.stem == HANDOVER_STEM:
+            return []
         self.failure = ""
         version = order.point.position.version
         detail = f"version {version} is saved: {path} ({order.reason})"
@@ -162,5 +184,8 @@ class Saving:
 
     def _give_up(self, order: _Order, error: str) -> list[JobAction]:
         version = order.point.position.version
+        if order.stem == HANDOVER_STEM:
+            detail = f"version {version} could not be handed over to newcomers: {error}"
+            return [Record("handover_failed", Severity.WARNING, detail, {"version": version})]
         self.failure = f"version {version} could not be saved: {error}"
         return [Record("checkpoint_failed", Severity.CRITICAL, self.failure, {"version": version})]

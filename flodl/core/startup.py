@@ -96,6 +96,11 @@ class Startup:
         return not self._membership.with_status(RankStatus.SPAWNED)
 
     @property
+    def agreed(self) -> RankReady:
+        """The first rank's word on what is trained: whoever comes later is compared with it."""
+        return next(iter(self.ready.values()))
+
+    @property
     def settings(self) -> Settings:
         """What is trained, and the head's word on checkpoints: paths are its own, and may differ from host to host."""
         first = self.ready[self._membership.with_status(RankStatus.READY)[0]].settings

@@ -27,6 +27,7 @@ from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
 from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
+from flodl.core.growth import Growth
 from flodl.core.membership import Membership
 from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
@@ -36,6 +37,7 @@ from flodl.core.supply import Merged, Supply
 from flodl.ids import RankId, RoundKey, Version
 from flodl.messages import (
     AbortRound,
+    Admitted,
     CloseRound,
     CloseWindow,
     Commit,
@@ -90,6 +92,7 @@ class Training:
         stall_s: float,
         now_s: float,
         transfers: Iterator[int],
+        growth: Growth,
         start: ResumePoint | None = None,
     ) -> None:
         position = Position() if start is None else start.position
@@ -110,7 +113,7 @@ class Training:
         self.saving = Saving(settings.checkpoint, membership, transfers)
         self._first_version, self._first_step = position.version, position.global_step
         self._settings, self._layout = settings, layout
-        self._membership = membership
+        self._membership, self._growth = membership, growth
         self._stall_s = stall_s
         self._formation = Formation()
         self._dispatch = Dispatch(settings.cadence)
@@ -178,8 +181,8 @@ class Training:
         return actions + self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
 
     def next_deadline_s(self) -> float | None:
-        """The earliest of the formation's, the save's, the retry's, the stall's and the guard's."""
-        waits = (self._formation, self.cadence, self.saving)
+        """The earliest of the formation's, the save's, the newcomers', the retry's, the stall's and the guard's."""
+        waits = (self._formation, self.cadence, self.saving, self._growth)
         deadlines = (*(wait.next_deadline_s() for wait in waits), self._retry_s, self._stall_deadline_s)
         return min((at for at in deadlines if at is not None), default=None)
 
@@ -277,7 +280,10 @@ class Training:
         """Start an attempt when the windows are gathered and the plane stands."""
         if self.state in (TrainingState.FINISHED, TrainingState.STALLED) or self._retry_s is not None or self.outcasts:
             return []
-        if self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
+        newcomers = self._growth.take(now_s)
+        if newcomers:
+            return self._take_in(newcomers, now_s) + self._advance(now_s)
+        if self._growth.is_handing_over or self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
             return []
         if self._failed_attempts >= MAX_ROUND_ATTEMPTS:
             self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times")
@@ -286,6 +292,20 @@ class Training:
             self._stall(f"loss or parameters are not finite on every rank: {self._name_left_out()}")
             return []
         return self._start_attempt(now_s)
+
+    def _take_in(self, ranks: tuple[RankId, ...], now_s: float) -> list[JobAction]:
+        """Newcomers that hold the newest version are members from now on, with nothing to give to this round."""
+        self._membership.admit(ranks)
+        live = self._membership.live
+        for rank in ranks:
+            self.elche.add_rank(rank)
+            self._round.add(rank)
+        named = ", ".join(map(str, ranks))
+        detail = f"rank {named} joined at version {self.version}; {len(live)} ranks train now"
+        note = Record("rank_joined", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
+        size = len(self._membership)
+        admitted = [self._to(rank, Admitted(rank, size, live, self.version)) for rank in live]
+        return [note, *admitted, *self._form(now_s)]
 
     def _is_plane_ready(self) -> bool:
         return not self._settings.cadence.mode.is_collective or (
@@ -425,13 +445,21 @@ class Training:
         """Every rank holds the new version: save it where that is due, from the rank with most work in it."""
         self.saving.close_epochs(epochs)
         is_last = self.state is TrainingState.STALLED or self.supply.is_exhausted or self._is_winding_up
+        if is_last:
+            self.saving.forget_handover()
+        elif self._growth.are_waiting:
+            self.saving.demand_handover()
         if is_last and not self._is_seed:
             self.saving.demand(self._stop_reason)
         reports = self._round.reports
         ranks = sorted(self._membership.live, key=lambda rank: (-reports[rank].samples, rank))
         steps = self._first_step + sum(steps for steps, _ in self.merged.values())
         position = Position(self.version, self.supply.epoch, self.supply.covered, steps, len(ranks))
-        return self.saving.hold(ResumePoint(position, self.cadence.state(), self._settings), ranks, now_s)
+        point = ResumePoint(position, self.cadence.state(), self._settings)
+        actions = self.saving.hold(point, ranks, now_s)
+        if self.saving.is_handing_over:
+            self._growth.begin(now_s)
+        return actions
 
     def _merge(self, key: RoundKey) -> JobAction:
         epoch = self.supply.epoch

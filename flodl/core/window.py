@@ -36,7 +36,8 @@ class Absence:
 class JoinSettings:
     """Seconds count from the window's opening. ``min_rank_start`` 0 means every rank of the roster; with
     ``target_ranks`` > 0 the run starts as soon as that many are there. ``ranks`` names the global ranks of each host,
-    in the order of its devices, where the cluster file does; empty: ranks follow the roster.
+    in the order of its devices, where the cluster file does; empty: ranks follow the roster. ``is_elastic`` lets hosts
+    join a run that trains.
     """
 
     roster: tuple[HostName, ...]
@@ -45,6 +46,7 @@ class JoinSettings:
     ranks: Mapping[HostName, tuple[RankId, ...]] = field(default_factory=dict)
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
+    is_elastic: bool = True
 
 
 class JoinWindow:

@@ -10,7 +10,7 @@ from tests.sim.world import CRASHED, HostSpec, Scenario, World
 KINDS = (
     "kill", "pause", "slow", "stall", "daemon", "partition",
     "bad loss", "bad weights", "wrong digest", "reduce error", "formation error",
-    "bad save", "no space", "controller", "stop",
+    "bad save", "no space", "controller", "stop", "join", "join",
 )  # fmt: skip
 LAST_FAULT_S = 12.0
 ROUND_S = 0.015
@@ -125,6 +125,8 @@ def inflict(world: World, fault: Fault) -> None:
             world.crash_controller()
         case "stop":
             world.stop_run()
+        case "join":
+            world.join(fault.host if fault.rank % 2 else f"new{fault.rank}", (0.01, 0.02)[: 1 + fault.rank % 2])
         case _:
             raise ValueError(fault.kind)
 

@@ -9,6 +9,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flodl.core import actions as act
@@ -43,6 +44,7 @@ MAX_EVENTS = 2_000_000
 MAX_EVENTS_AT_ONCE = 100_000
 """More at one instant is a core that asks for a deadline which has passed."""
 GRACE_S = 5.0
+REJOIN_S = 2.0
 CRASHED = "crashed"
 """The status of a run whose controller was killed."""
 
@@ -109,6 +111,7 @@ class World:
         self.outcome: act.Outcome | None = None
         self.final: Model | None = None
         self.bundle = scenario.bundle
+        self.handover: Bundle | None = None
         self.failing_saves = 0
         self.failing_formations = 0
         self.failing_reduces = 0
@@ -120,6 +123,7 @@ class World:
         self._sequence = 0
         self._links: dict[tuple[str, str], float] = {}
         self._reachable_s: dict[str, float] = {}
+        self.retired: list[Daemon] = []
         self.daemons = {spec.name: Daemon(self, spec) for spec in scenario.hosts}
         self.controller = Controller(self)
         for number, daemon in enumerate(self.daemons.values()):
@@ -175,7 +179,7 @@ class World:
 
     # --------------------------------------------------------------------------------------------------- the faults
     def ranks(self) -> list[Rank]:
-        return [rank for daemon in self.daemons.values() for rank in daemon.ranks.values()]
+        return [rank for daemon in (*self.retired, *self.daemons.values()) for rank in daemon.ranks.values()]
 
     def rank(self, number: RankId) -> Rank:
         return next(rank for rank in self.ranks() if rank.rank == number)
@@ -225,6 +229,18 @@ class World:
         if self.daemons[host].is_alive:
             self.fired["daemon"] += 1
             self.daemons[host].die()
+
+    def join(self, name: str, speeds: tuple[float, ...]) -> None:
+        """A host comes while the others train: a new one, or one that was lost; if it is refused it tries again."""
+        old = self.daemons.get(name)
+        if self.outcome is not None or (old is not None and old.is_alive):
+            return
+        self.fired["join"] += 1
+        if old is not None:
+            self.retired.append(old)
+        self.daemons[name] = daemon = Daemon(self, HostSpec(name, speeds))
+        daemon.start()
+        self.after(REJOIN_S, lambda: self.join(name, speeds))
 
     def partition(self, host: str, for_s: float) -> None:
         """The host's cable is out: nothing is lost in the end, but all of it is late."""
@@ -292,6 +308,7 @@ class Controller(Actor):
         self.is_alive = True
         self.to_head: list[Any] = []
         self.saves: dict[int, act.OpenSave] = {}
+        self.opened: Bundle | None = None
         if scenario.has_head and not scenario.is_head_silent:
             ready = wire(HeadReady(scenario.settings, {}), FromHead)
             world.after(0.05, lambda: self.post(ev.HeadSaid(ready)))
@@ -333,12 +350,15 @@ class Controller(Actor):
             case act.DropSave(transfer):
                 self.saves.pop(transfer, None)
             case act.ReadBundle(stem):
-                assert world.bundle is not None
-                point = world.bundle.point
+                self.opened = world.bundle if stem else world.handover
+                assert self.opened is not None
+                point = self.opened.point
                 world.after(0.01, lambda: self.post(ev.BundleRead(f"{stem}.fdl", point, "")))
             case act.SendBundle(transfer, hosts):
+                assert self.opened is not None
                 for host in hosts:
-                    world.send("bulk", host, lambda daemon=world.daemons[host]: daemon.land(transfer))  # type: ignore[misc]
+                    land = partial(world.daemons[host].land, transfer, self.opened.model)
+                    world.send("bulk", host, land)
             case act.ResetStore():
                 pass
             case act.Record():
@@ -361,7 +381,10 @@ class Controller(Actor):
             return
         want = covered_samples(order.point, world.scenario)
         assert model.samples == want, f"version {order.point.position.version} is not what was saved ({world.where()})"
-        world.bundle = Bundle(order.point, model)
+        if order.stem:
+            world.bundle = Bundle(order.point, model)
+        else:
+            world.handover = Bundle(order.point, model)
         self.post(ev.SaveSettled(transfer, f"{order.stem}.fdl", ""))
 
 
@@ -475,10 +498,9 @@ class Daemon(Actor):
             for host in parts:
                 world.send("bulk", host, lambda daemon=world.daemons[host]: daemon.returned(key, joined))  # type: ignore[misc]
 
-    def land(self, transfer: int) -> None:
-        """The checkpoint lies in the host's inbox."""
-        assert self.world.bundle is not None
-        self.inbox = self.world.bundle.model
+    def land(self, transfer: int, model: Model) -> None:
+        """The state lies in the host's inbox."""
+        self.inbox = model
         self.post(ev.StateLanded(transfer))
 
     def returned(self, key: RoundKey, total: Sum) -> None:

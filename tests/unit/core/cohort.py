@@ -78,9 +78,9 @@ class Cohort:
     def __init__(self, mode: Mode = Mode.CPU_SYNC, hosts: dict[str, int] | None = None, **changes: Any) -> None:
         self.devices = {"a": 1, "b": 2} if hosts is None else hosts
         settings = Settings(12, 2, 2, 0, CadenceSettings(mode))
-        job = {name: changes.pop(name) for name in ("has_head", "min_rank_start") if name in changes}
+        job = {name: changes.pop(name) for name in ("has_head", "min_rank_start", "is_elastic") if name in changes}
         self.settings = replace(settings, **changes)
-        join = JoinSettings(tuple(self.devices), job.get("min_rank_start", 0))
+        join = JoinSettings(tuple(self.devices), job.get("min_rank_start", 0), is_elastic=job.get("is_elastic", True))
         self.core = JobCore(JobSettings(join, LivenessSettings(), job.get("has_head", True)), 0.0)
         self.now_s = 1.0
         self.held: set[type] = set()
@@ -88,6 +88,7 @@ class Cohort:
         self.actions: list[JobAction] = []
         self.outcome: Outcome | None = None
         self.saved: ResumePoint | None = None
+        self.handed: ResumePoint | None = None
         self._inbox: deque[JobEvent] = deque()
         self._batches: dict[RankId, deque[int]] = {}
 
@@ -173,10 +174,11 @@ class Cohort:
                 self._reply(HeadExited, HeadExited(0, 15))
             case ReceiveState():
                 self._reply(StateStored, StateStored("/state", ""))
-            case OpenSave(transfer, _, stem):
+            case OpenSave(transfer, _, stem, _, point):
+                self.handed = point
                 self._reply(SaveSettled, SaveSettled(transfer, f"{stem}.fdl", ""))
             case ReadBundle(stem):
-                self._reply(BundleRead, BundleRead(f"{stem}.fdl", self.saved, ""))
+                self._reply(BundleRead, BundleRead(f"{stem}.fdl", self.saved if stem else self.handed, ""))
             case EndRun(outcome):
                 self.outcome = outcome
             case _:

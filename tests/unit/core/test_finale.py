@@ -5,6 +5,8 @@ from itertools import count
 from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead
 from flodl.core.ending import Ending
 from flodl.core.finale import KILL_MARGIN_S, STATE_TIMEOUT_S, Finale
+from flodl.core.growth import Growth
+from flodl.core.liveness import Liveness, LivenessSettings
 from flodl.core.membership import Membership
 from flodl.core.training import Training
 from flodl.messages import (
@@ -33,7 +35,8 @@ class Stage:
             self.membership.mark_ready(self.membership.spawn("a", Device("cpu", 0)).rank)
         self.membership.admit((0, 1))
         settings = Settings(10, 2, 1, 0, CadenceSettings(Mode.CPU_SYNC))
-        self.training = Training(settings, Layout(1, 0, 0), False, self.membership, 300.0, NOW_S, count(7))
+        growth = Growth(self.membership, Liveness(LivenessSettings()), count(7))
+        self.training = Training(settings, Layout(1, 0, 0), False, self.membership, 300.0, NOW_S, count(7), growth)
         self.finale = Finale(self.ending, self.membership, has_head, GRACE_S, count(7))
         self.finale.begin()
 

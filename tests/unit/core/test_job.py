@@ -143,9 +143,9 @@ def test_host_that_may_not_join_is_stopped_and_dropped() -> None:
     assert events_of(actions) == ["join_refused"]
 
 
-def test_host_that_comes_after_the_start_is_refused() -> None:
+def test_host_that_comes_while_the_others_start_is_refused() -> None:
     cohort = Cohort().join()
-    assert cohort.say(hello("b"), "b")[2] == DropHost("b", "the run has started without it")
+    assert cohort.say(hello("b"), "b")[2] == DropHost("b", "the run is staging and takes nobody in now")
 
 
 def test_host_that_leaves_the_window_may_come_back() -> None:

@@ -24,6 +24,7 @@ from flodl.core.actions import (
     SumSlice,
     TakeResult,
     TakeSnapshot,
+    TakeState,
     WriteState,
 )
 from flodl.core.events import (
@@ -35,6 +36,7 @@ from flodl.core.events import (
     RankEvent,
     SliceSummed,
     SnapshotTaken,
+    StateTaken,
     StateWritten,
     StepDone,
     SumReady,
@@ -59,6 +61,7 @@ from flodl.messages import (
     FinishRank,
     FormGroup,
     GroupFormed,
+    LoadState,
     MinReached,
     Mode,
     RankFinished,
@@ -70,6 +73,7 @@ from flodl.messages import (
     Settings,
     SliceReduced,
     StartRound,
+    StateLoaded,
     StateSent,
     StoreReply,
     SumDescribed,
@@ -424,6 +428,19 @@ def test_version_0_is_given_from_a_snapshot_of_the_untouched_model() -> None:
     assert rank.hear(Commit(2, SEED)) == [Adopt(SEED, take_raw=True), BackUp()]
 
 
+def test_asynchronous_newcomer_adopts_the_first_consensus_and_blends_the_next() -> None:
+    rank = Subject(Mode.CPU_ASYNC)
+    rank.hear(Admitted(2, 4, (0, 1, 2), 39))
+    first, second = RoundKey(3, 40, 1), RoundKey(3, 41, 1)
+    assert rank.go(first)[:1] == [TakeSnapshot(is_untouched=True)]
+    assert average(rank, first) == [Adopt(first, False), BackUp()]
+    rank.plan(1, 1, samples=4, version=40)
+    rank.step(0.0, 0.1)
+    rank.post(SnapshotTaken(True))
+    rank.post(ACCOUNTS)
+    assert average(rank, second) == [Blend(second)]
+
+
 def test_async_window_ends_at_its_count_with_a_snapshot() -> None:
     rank = seeded(Mode.CPU_ASYNC)
     rank.plan(2, 4, samples=16)
@@ -570,6 +587,15 @@ def test_evaluation_state_and_store_replies_are_passed_on() -> None:
     assert rank.hear(SendState(2, 5, False)) == [WriteState(5, False)]
     assert rank.post(StateWritten(5, 99, "")) == [SendUp(StateSent(2, 5, 99, ""))]
     assert rank.hear(StoreReply(2, 1, True, (), 0)) == []
+
+
+def test_state_is_loaded_before_the_rank_is_admitted_and_not_behind() -> None:
+    rank = Subject()
+    assert rank.hear(LoadState(2, 5)) == [TakeState(5)]
+    assert rank.post(StateTaken(5, "")) == [SendUp(StateLoaded(2, 5, ""))]
+    rank.hear(Admitted(2, 3, (0, 2), 39))
+    assert rank.core.version == 39
+    assert rank.hear(LoadState(2, 6)) == []
 
 
 def test_finished_rank_says_so_and_ends_with_0() -> None:
