@@ -47,12 +47,15 @@ class Roster:
 
     def joined(self, host: HostName) -> None:
         """The daemon has said hello."""
-        if host in self._joined:
-            self._joined[host].set()
+        self._joined.setdefault(host, asyncio.Event()).set()
+
+    def left(self, host: HostName) -> None:
+        """The daemon's connection is gone; another one of the host may come."""
+        self._joined[host] = asyncio.Event()
 
     async def until_joined(self, host: HostName) -> None:
-        """Wait for the daemon's hello; for ever where the roster has no such host."""
-        await self._joined.get(host, asyncio.Event()).wait()
+        """Wait for the daemon's hello."""
+        await self._joined.setdefault(host, asyncio.Event()).wait()
 
     async def bring_up(self, host: HostPlan) -> None:
         """Start one host's daemon and see it join; a failure is an event, never an exception."""

@@ -101,7 +101,7 @@ class Controller:
         self._logs = LogStore(run.logs)
         self._store = StoreTable()
         self._bulk = BulkHub()
-        self._saves = Saves(self._bulk, spec.cwd, self._driver.post_threadsafe)
+        self._saves = Saves(self._bulk, spec.cwd, run.path, self._driver.post_threadsafe)
         self._streams: dict[HostName, FramedStream] = {}
         self._hellos: dict[HostName, HostHello] = {}
         self._told_to_leave: set[HostName] = set()
@@ -266,6 +266,7 @@ class Controller:
 
     def _forget(self, host: HostName) -> None:
         del self._streams[host], self._hellos[host]
+        self._roster.left(host)
         self._bulk.drop(host)
 
     async def _serve_head(self, stream: FramedStream) -> None:
@@ -480,6 +481,7 @@ def _job_settings(spec: RunSpec) -> JobSettings:
             {host.name: host.ranks for host in spec.hosts if host.ranks},
             join.join_timeout_s,
             join.max_join_timeout_s,
+            join.elastic,
         ),
         LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
         has_head=True,

@@ -23,6 +23,7 @@ from flodl.controller.bulk import BulkHub
 from flodl.controller.states import Arrived
 from flodl.core.actions import OpenSave
 from flodl.core.events import BundleRead, SaveSettled
+from flodl.core.saving import HANDOVER_STEM
 from flodl.errors import CheckpointError
 from flodl.ids import HostName
 
@@ -59,9 +60,14 @@ class _Save:
 class Saves:
     """See the module docstring. Call it from one thread; ``post`` is called from others."""
 
-    def __init__(self, hub: BulkHub, cwd: str, post: Callable[[SaveSettled | BundleRead], None]) -> None:
-        """``cwd``: where relative stems count from."""
+    def __init__(
+        self, hub: BulkHub, cwd: str, own_folder: Path, post: Callable[[SaveSettled | BundleRead], None]
+    ) -> None:
+        """``cwd``: where relative stems count from. ``own_folder``: where versions lie that are handed over; they are
+        gone at the end.
+        """
         self._hub, self._cwd, self._post = hub, Path(cwd), post
+        self._handover = Stem(own_folder, "handover")
         self._saves: dict[int, _Save] = {}
         self._bundle_fd = -1
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -117,12 +123,15 @@ class Saves:
             except Exception:  # noqa: BLE001  # the next work is another one's
                 _log.exception("saves")
         self._let_go()
+        for path in (self._handover.meta, self._handover.plain(MODEL_SUFFIX)):
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
 
     def _open(self, save: _Save) -> None:
         if save.is_dropped:
             return
         try:
-            writer = save.held.enter_context(BundleWriter(self._stem(save)))
+            writer = save.held.enter_context(BundleWriter(self._stem(save.order.stem)))
             save.path = writer.stage(MODEL_SUFFIX)
             save.writer = writer
         except Exception as error:  # noqa: BLE001  # a save that fails is told of, and training goes on
@@ -147,7 +156,7 @@ class Saves:
         except Exception as error:  # noqa: BLE001  # as above
             self._settle(save, "", error)
         else:
-            self._settle(save, str(self._stem(save).plain(MODEL_SUFFIX)), None)
+            self._settle(save, str(self._stem(save.order.stem).plain(MODEL_SUFFIX)), None)
 
     def _settle(self, save: _Save, path: str, error: Exception | None) -> None:
         save.held.close()
@@ -161,7 +170,7 @@ class Saves:
         self._let_go()
         path = self._cwd / stem
         try:
-            bundle = find(path)
+            bundle = find(str(self._stem(stem)))
             with opened(bundle) as (file, _):
                 self._bundle_fd = os.dup(file.fileno())
         except Exception as error:  # noqa: BLE001  # the run ends and says why
@@ -183,5 +192,5 @@ class Saves:
             os.close(self._bundle_fd)
             self._bundle_fd = -1
 
-    def _stem(self, save: _Save) -> Stem:
-        return Stem.of(self._cwd / save.order.stem)
+    def _stem(self, stem: str) -> Stem:
+        return self._handover if stem == HANDOVER_STEM else Stem.of(self._cwd / stem)

@@ -68,12 +68,16 @@ class HostPlan:
 
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
-    """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster."""
+    """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
+
+    ``elastic``: hosts may join a run that trains.
+    """
 
     min_rank_start: int = 0
     target_ranks: int = 0
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
+    elastic: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.target_ranks or 0,
             controller.join.join_timeout,
             controller.join.max_join_timeout,
+            controller.join.elastic,
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,

@@ -49,7 +49,7 @@ class Yard:
         self.folder = folder
         self.events: queue.Queue[SaveSettled | BundleRead] = queue.Queue()
         self.hub = BulkHub()
-        self.saves = Saves(self.hub, str(folder), self.events.put)
+        self.saves = Saves(self.hub, str(folder), folder / "run", self.events.put)
         self.host = Host(self.hub, "a", 1.0)
 
     def open(self, transfer: int, stem: str = "ckpts/run") -> None:
