@@ -77,6 +77,14 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """An operator wants ``host`` to leave the run at the next commit, without loss."""
+
+    host: HostName
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateStored:
     """The final state that ``ReceiveState`` announced lies on disk at ``path``, or could not be stored."""
 
@@ -111,6 +119,7 @@ JobEvent: TypeAlias = (
     | HeadSaid
     | HeadExited
     | StopAsked
+    | DrainAsked
     | StateStored
     | SaveSettled
     | BundleRead

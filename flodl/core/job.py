@@ -27,6 +27,7 @@ from flodl.core.actions import (
 )
 from flodl.core.events import (
     BundleRead,
+    DrainAsked,
     HeadExited,
     HeadSaid,
     HostDropped,
@@ -66,6 +67,7 @@ from flodl.messages import (
     KillRank,
     LogChunk,
     MinReached,
+    OnError,
     RankBeat,
     RankError,
     RankExited,
@@ -76,6 +78,7 @@ from flodl.messages import (
     Settings,
     StateLoaded,
     StateSent,
+    StopHost,
     StopRequest,
     StoreRequest,
     SumDescribed,
@@ -128,6 +131,8 @@ class JobCore:
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
         self._deadline_s: float | None = None
+        self._drained: dict[HostName, dict[RankId, None]] = {}
+        self._lost_count = 0
 
     # ----------------------------------------------------------------------------------------------------- contract
     def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
@@ -147,6 +152,8 @@ class JobCore:
                 actions = self._on_head_exited(event, now_s)
             case StopAsked():
                 actions = self._on_stop(event, now_s)
+            case DrainAsked():
+                actions = self._on_drain(event)
             case StateStored():
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
@@ -253,6 +260,8 @@ class JobCore:
         actions: list[JobAction] = [DropHost(host, reason)]
         if self.phase is Phase.WAITING:
             self.startup.window.leave(host, reason)
+        if self._drained.pop(host, None) is not None and not self._alive(host):
+            return [*actions, Record("host_left", Severity.INFO, f"{host} has left the run", {"host": host})]
         if self.phase is not Phase.ENDING:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
             ranks = self._alive(host)
@@ -304,7 +313,7 @@ class JobCore:
                     return self._send_away(rank, message.error)
                 return self._on_rank_error(host, message, now_s)
             case RankFinished():
-                return self._on_finished(rank)
+                return self._on_finished(host, rank)
             case StateSent():
                 saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
                 return saving + self.finale.on_state_sent(host, message)
@@ -320,6 +329,8 @@ class JobCore:
 
     def _on_training(self, status: RankStatus, message: TrainingWord, now_s: float) -> list[JobAction]:
         training = self.training
+        if status is RankStatus.FINISHED:
+            return []  # it was drained: what it still said on its way is done by others
         if training is None or status is not RankStatus.LIVE:
             return [
                 Record(
@@ -363,17 +374,31 @@ class JobCore:
         self.growth.lose((rank,))
         return actions + self._bury_quietly(rank, reason)
 
-    def _on_finished(self, rank: RankId) -> list[JobAction]:
+    def _on_finished(self, host: HostName, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
         if self.phase is Phase.ENDING and self.membership[rank].status is RankStatus.LIVE:
             self.membership.finish(rank)
+        if self.membership[rank].status is RankStatus.FINISHED:
             self.liveness.forget_rank(rank)
-        return []
+        return self._release_host(host, rank)
+
+    def _release_host(self, host: HostName, rank: RankId) -> list[JobAction]:
+        """A rank of a host that is drained has ended its work; with the last one the host may go."""
+        waiting = self._drained.get(host)
+        if not waiting or rank not in waiting:
+            return []
+        del waiting[rank]
+        return [] if waiting else [SendHost(host, StopHost("it is drained", self._settings.stop_grace_s))]
 
     def _on_rank_error(self, host: HostName, message: RankError, now_s: float) -> list[JobAction]:
         failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, message.traceback, 1, 0)
         note = Record("rank_failed", Severity.CRITICAL, f"rank {message.rank}: {message.error}", {"rank": message.rank})
-        return [note, *self._fail(failure, f"rank {message.rank} failed: {message.error}", now_s)]
+        return [note, *self._on_failed(failure, f"rank {message.rank} failed: {message.error}", now_s)]
+
+    def _on_failed(self, failure: Failure, message: str, now_s: float) -> list[JobAction]:
+        """The script failed in one rank: the same would befall its neighbours, unless the user knows better."""
+        bears = self.phase is Phase.TRAINING and self.startup.settings.on_error is OnError.SHRINK
+        return self._lose((failure.rank,), failure, now_s) if bears else self._fail(failure, message, now_s)
 
     def _on_rank_exited(self, host: HostName, message: RankExited, now_s: float) -> list[JobAction]:
         rank = message.rank
@@ -385,7 +410,7 @@ class JobCore:
             RankStatus.FINISHED,
             RankStatus.DEAD,
         ):
-            return self._bury_quietly(rank, "ended")
+            return self._bury_quietly(rank, "ended") + self._release_host(host, rank)
         signalled = f"ended by signal {message.signal}"
         if rank in self.growth and self.phase is not Phase.ENDING:
             return self._send_away(rank, signalled if message.signal else f"exited with code {code}")
@@ -405,7 +430,7 @@ class JobCore:
         )
         failure = Failure(end.KIND_EXIT, host, rank, error, "", code, 0)
         note = Record("rank_failed", Severity.CRITICAL, f"rank {rank}: {error}", {"rank": rank, "code": code})
-        return [note, *self._fail(failure, f"rank {rank}: {error}", now_s)]
+        return [note, *self._on_failed(failure, f"rank {rank}: {error}", now_s)]
 
     def _note_late_loss(self, loss: Failure) -> list[JobAction]:
         """Killed after the last commit and before it had finished: nothing is redone, but the summary tells."""
@@ -442,6 +467,7 @@ class JobCore:
         if self.training is not None:
             actions += self.training.lose(ranks, now_s)
         self.finale.lose(ranks)
+        self._lost_count += len(ranks)
         if self.phase in (Phase.STAGING, Phase.LOADING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
         return actions
@@ -463,7 +489,16 @@ class JobCore:
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
             message = f"a collective mode needs two ranks and rank {left[0]} is alone; {failure.error}"
             return self._stop(end.EXIT_TOO_FEW_RANKS, message, SaveReason.SINGLE_SURVIVOR, now_s)
-        return []
+        return self._judge_losses(failure, now_s) if self.phase is Phase.TRAINING else []
+
+    def _judge_losses(self, failure: Failure, now_s: float) -> list[JobAction]:
+        """``max_failure``: so many losses are no accident any more."""
+        limit, size = self.startup.agreed.settings.max_failure, len(self.membership)
+        if limit is None or self._lost_count < (limit if limit >= 1 else limit * size):
+            return []
+        of = f"{limit:g}" if limit >= 1 else f"{limit:g} of {size}"
+        message = f"{self._lost_count} rank(s) lost, and max_failure is {of}; the last one: {failure.error}"
+        return self._stop(end.EXIT_TOO_FEW_RANKS, message, SaveReason.MAX_FAILURE_EXCEEDED, now_s)
 
     # ---------------------------------------------------------------------------------------------- head and operator
     def _on_head(self, message: FromHead, now_s: float) -> list[JobAction]:
@@ -502,6 +537,34 @@ class JobCore:
             return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
         message = f"stopped by {event.source}"
         return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
+
+    def _on_drain(self, event: DrainAsked) -> list[JobAction]:
+        refusal = self.drain_refusal(event.host)
+        if refusal or self.training is None:
+            return [Record("drain_refused", Severity.WARNING, refusal, {"host": event.host})]
+        host, ranks = event.host, self._alive(event.host)
+        self._drained[host] = dict.fromkeys(ranks)
+        detail = f"{event.source} drains {host}: rank {', '.join(map(str, ranks))} leave at the next commit"
+        actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
+        for rank in ranks:
+            if rank in self.growth:
+                actions += self._send_away(rank, "its host is drained") + self._release_host(host, rank)
+        self.training.drain(rank for rank in ranks if rank in self.membership.live)
+        return actions
+
+    def drain_refusal(self, host: HostName) -> str:
+        """Why ``host`` may not be drained now; empty when it may."""
+        if self.phase is not Phase.TRAINING:
+            return f"the run is {self.phase}: a host is drained while it trains"
+        if host not in self.hosts:
+            return f"host {host} is not in the run ({', '.join(self.hosts)})"
+        if host in self._drained:
+            return f"host {host} is being drained already"
+        left = [rank for rank in self.membership.live if self.membership[rank].host not in (host, *self._drained)]
+        least = 2 if self.startup.agreed.settings.cadence.mode.is_collective else 1
+        if len(left) < least:
+            return f"without {host} only {len(left)} rank(s) would be left, and the mode needs {least}: use fdl stop"
+        return ""
 
     def _stop(self, exit_code: int, message: str, reason: SaveReason, now_s: float) -> list[JobAction]:
         self.ending.stop(exit_code, message)

@@ -101,6 +101,13 @@ class Membership:
             self.incarnation += 1
         return before
 
+    def release(self, ranks: Iterable[RankId]) -> Incarnation:
+        """These live ranks leave while the others train on; a new incarnation begins."""
+        for rank in ranks:
+            self._move(rank, RankStatus.LIVE, RankStatus.FINISHED)
+        self.incarnation += 1
+        return self.incarnation
+
     def finish(self, rank: RankId) -> None:
         """The rank said that its work is done."""
         self._move(rank, RankStatus.LIVE, RankStatus.FINISHED)

@@ -67,6 +67,10 @@ class Saving:
         """True while a rank has been asked for a version that newcomers shall have."""
         return self._order is not None and self._order.stem == HANDOVER_STEM
 
+    def is_from(self, ranks: Iterable[RankId]) -> bool:
+        """Whether one of these has been asked for the state of a save under way."""
+        return self._order is not None and self._order.rank in ranks
+
     def next_deadline_s(self) -> float | None:
         """When the rank that was asked is given up."""
         return None if self._order is None else self._order.deadline_s

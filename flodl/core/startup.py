@@ -98,12 +98,13 @@ class Startup:
     @property
     def agreed(self) -> RankReady:
         """The first rank's word on what is trained: whoever comes later is compared with it."""
-        return next(iter(self.ready.values()))
+        taking_part = self._membership.with_status(RankStatus.READY, RankStatus.LIVE, RankStatus.FINISHED)
+        return next((self.ready[rank] for rank in taking_part if rank in self.ready), next(iter(self.ready.values())))
 
     @property
     def settings(self) -> Settings:
         """What is trained, and the head's word on checkpoints: paths are its own, and may differ from host to host."""
-        first = self.ready[self._membership.with_status(RankStatus.READY)[0]].settings
+        first = self.agreed.settings
         return first if self.head_ready is None else replace(first, checkpoint=self.head_ready.settings.checkpoint)
 
     def is_head_late(self, now_s: float) -> bool:

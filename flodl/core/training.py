@@ -7,7 +7,7 @@ window, from what is alive then. JobCore tells it who is alive and carries out w
 hosts' lives, the head or exit codes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
@@ -44,6 +44,7 @@ from flodl.messages import (
     DescribeSum,
     EvalDone,
     EvalReport,
+    FinishRank,
     FormGroup,
     GroupFormed,
     Layout,
@@ -120,6 +121,7 @@ class Training:
         self._election = Election(settings.callback_rank)
         self._accounts: dict[int, EpochAccounts] = {}
         self._committed_s = now_s
+        self._leaving: dict[RankId, None] = {}
         self._round = _gathered_round(self.version, membership.live)
         self._disagreement: Disagreement | None = None
         self._evals: dict[int, RankId | None] = {}
@@ -161,6 +163,10 @@ class Training:
         self.is_stopping, self._stop_reason = True, reason
         self._is_winding_up = not self._settings.cadence.mode.is_async
         return self._close(self._round.ranks_to_close(now=True)) + self._advance(now_s)
+
+    def drain(self, ranks: Iterable[RankId]) -> None:
+        """These shall leave behind the next commit, when all that they trained is merged."""
+        self._leaving.update(dict.fromkeys(ranks))
 
     def missing(self) -> tuple[RankId, ...]:
         """The ranks whose window or reduce the round still waits for."""
@@ -263,6 +269,7 @@ class Training:
         for rank in ranks:
             self._round.drop(rank)
             self._left_out.pop(rank, None)
+            self._leaving.pop(rank, None)
             self.supply.reclaim(rank)
             self.elche.remove_rank(rank)
         self._failed_attempts = 0
@@ -439,7 +446,27 @@ class Training:
         epochs = self.supply.close_epochs()
         for epoch in epochs:
             actions += self._close_epoch(epoch, now_s)
-        return actions + self._offer(epochs, now_s) + self._next_window()
+        return actions + self._offer(epochs, now_s) + self._let_leave(now_s) + self._next_window()
+
+    def _let_leave(self, now_s: float) -> list[JobAction]:
+        """Ranks that are drained have given all that they had; one that is busy for the run leaves a commit later."""
+        ranks = tuple(self._leaving)
+        is_last = self.state is TrainingState.STALLED or self.supply.is_exhausted or self.is_stopping
+        is_busy = self.saving.is_from(ranks)
+        stay = [rank for rank in self._membership.live if rank not in ranks]
+        are_enough = len(stay) >= (2 if self._settings.cadence.mode.is_collective else 1)  # others may have died since
+        if not ranks or is_last or is_busy or not are_enough:
+            return []
+        self._leaving = {}
+        self._membership.release(ranks)
+        for rank in ranks:
+            self.supply.reclaim(rank)
+            self.elche.remove_rank(rank)
+        named = ", ".join(map(str, ranks))
+        detail = f"rank {named} left at version {self.version}; {len(self._membership.live)} ranks train on"
+        note = Record("rank_left", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
+        leave = [self._to(rank, FinishRank(rank, "its host is drained")) for rank in ranks]
+        return [note, *leave, *self._assign_evals(lost=ranks), *self._form(now_s)]
 
     def _offer(self, epochs: Sequence[int], now_s: float) -> list[JobAction]:
         """Every rank holds the new version: save it where that is due, from the rank with most work in it."""
@@ -452,7 +479,7 @@ class Training:
         if is_last and not self._is_seed:
             self.saving.demand(self._stop_reason)
         reports = self._round.reports
-        ranks = sorted(self._membership.live, key=lambda rank: (-reports[rank].samples, rank))
+        ranks = sorted(self._membership.live, key=lambda rank: (rank in self._leaving, -reports[rank].samples, rank))
         steps = self._first_step + sum(steps for steps, _ in self.merged.values())
         position = Position(self.version, self.supply.epoch, self.supply.covered, steps, len(ranks))
         point = ResumePoint(position, self.cadence.state(), self._settings)

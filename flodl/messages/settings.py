@@ -90,6 +90,13 @@ class CadenceSettings:
     bf16_wire: bool = False
 
 
+class OnError(StrEnum):
+    """What an exception of the script in one rank means for the others."""
+
+    STOP = "stop"
+    SHRINK = "shrink"
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
     """What is saved, and what the run goes on from. Paths are the head's: relative ones count from its folder.
@@ -111,7 +118,8 @@ class Settings:
 
     ``eval_samples`` is 0 without an evaluation. ``callback_rank`` None elects the fastest rank.
     ``num_epochs`` counts passes over the data, each delivered as ``epoch_splits`` epochs. ``accumulate`` says how many
-    micro-batches make a full batch.
+    micro-batches make a full batch. ``max_failure`` is the number of lost ranks at which the run saves and stops, or,
+    below 1, their part of all; None bears any loss while a rank is left.
     """
 
     dataset_size: int
@@ -128,6 +136,8 @@ class Settings:
     accumulate: int = 1
     max_nonfinite: int = 3
     checkpoint: CheckpointSettings = CheckpointSettings()
+    max_failure: float | None = None
+    on_error: OnError = OnError.STOP
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,13 +4,13 @@ import random
 from dataclasses import dataclass, replace
 from functools import partial
 
-from flodl.messages import CadenceSettings, CheckpointSettings, Mode
+from flodl.messages import CadenceSettings, CheckpointSettings, Mode, OnError
 from tests.sim.world import CRASHED, HostSpec, Scenario, World
 
 KINDS = (
     "kill", "pause", "slow", "stall", "daemon", "partition",
     "bad loss", "bad weights", "wrong digest", "reduce error", "formation error",
-    "bad save", "no space", "controller", "stop", "join", "join",
+    "bad save", "no space", "controller", "stop", "join", "join", "drain", "exception",
 )  # fmt: skip
 LAST_FAULT_S = 12.0
 ROUND_S = 0.015
@@ -65,6 +65,8 @@ def schedule_of(seed: int) -> Schedule:
         eval_samples=r.choice([0, 5]),
         min_rank_start=1,
         epoch_splits=r.choice([1, 1, 2, 3]),
+        on_error=r.choice([OnError.STOP, OnError.SHRINK, OnError.SHRINK]),
+        max_failure=r.choice([None, None, None, 2, 0.5]),
         checkpoint=CheckpointSettings("run", r.choice([0, 1, 1, 2])) if r.random() < 0.7 else CheckpointSettings(),
     )  # fmt: skip
     faults = [_fault(r, rank_count, hosts) for _ in range(r.randint(0, 4))]
@@ -125,6 +127,10 @@ def inflict(world: World, fault: Fault) -> None:
             world.crash_controller()
         case "stop":
             world.stop_run()
+        case "drain":
+            world.drain(fault.host)
+        case "exception":
+            world.raise_in_rank(fault.rank, "ValueError: planted")
         case "join":
             world.join(fault.host if fault.rank % 2 else f"new{fault.rank}", (0.01, 0.02)[: 1 + fault.rank % 2])
         case _:
@@ -170,6 +176,10 @@ def judge(world: World) -> None:
         excuses.append(COLLECTIVE_ALONE)
     if {"bad loss", "bad weights"} & world.fired.keys():
         excuses.append(NOT_FINITE)
+    if "exception" in world.fired:
+        excuses.append("planted")
+    if world.scenario.max_failure is not None:
+        excuses.append("max_failure")
     if {"bad save", "no space"} & world.fired.keys():
         excuses.append(NOT_SAVED)
     assert any(excuse in outcome.message for excuse in excuses), outcome

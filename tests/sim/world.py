@@ -30,6 +30,7 @@ from flodl.messages import (
     FromHead,
     HeadReady,
     HostHello,
+    OnError,
     Settings,
     StartRound,
     ToDaemon,
@@ -85,6 +86,8 @@ class Scenario:
     settings_of: Callable[[RankId, Settings], Settings] | None = None
     fingerprint_of: Callable[[RankId], dict[str, str]] | None = None
     liveness: LivenessSettings = field(default_factory=LivenessSettings)
+    on_error: OnError = OnError.STOP
+    max_failure: float | None = None
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     bundle: "Bundle | None" = None
 
@@ -93,6 +96,7 @@ class Scenario:
         return Settings(
             self.dataset_size, self.batch_size, self.num_epochs, 0, self.cadence,
             eval_samples=self.eval_samples, epoch_splits=self.epoch_splits, checkpoint=self.checkpoint,
+            on_error=self.on_error, max_failure=self.max_failure,
         )  # fmt: skip
 
 
@@ -258,6 +262,11 @@ class World:
         self.fired["no space"] += 1
         self.failing_saves += count
 
+    def drain(self, host: str) -> None:
+        """An operator lets a host go; whether it may is the core's affair."""
+        self.fired["drain"] += 1
+        self.controller.post(ev.DrainAsked(host, "an operator"))
+
     def stop_run(self) -> None:
         """An operator's orderly stop: one more round, and a checkpoint in the middle of an epoch."""
         self.fired["stop"] += 1
@@ -289,7 +298,7 @@ class World:
         for rank in self.ranks():
             twice = {sample: count for sample, count in rank.model.samples.items() if count > 1}
             assert not twice, f"rank {rank.rank} absorbed twice: {twice} ({self.where()})"
-        finished = [rank.model for rank in self.ranks() if rank.has_finished]
+        finished = [rank.model for rank in self.ranks() if rank.has_finished and "drained" not in rank.end_reason]
         assert all(model == finished[0] for model in finished), f"finished ranks differ ({self.where()})"
         assert self.final is None or all(model == self.final for model in finished), self.where()
 
