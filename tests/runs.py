@@ -75,26 +75,42 @@ class Fdl:
             check=False,
         )
 
-    def launch(self, *arguments: object, env: Mapping[str, str] | None = None) -> "Launched":
-        """Start ``fdl launch`` with these arguments, in the background, without a terminal."""
-        run = Launched(self, self.folder / f"launch-{len(self.launched)}", [str(each) for each in arguments])
+    def launch(
+        self, *arguments: object, env: Mapping[str, str] | None = None, under: tuple[str, ...] = ()
+    ) -> "Launched":
+        """Start ``fdl launch`` with these arguments, in the background, without a terminal.
+
+        ``under``: a command that starts the one behind it, such as ``("setpriv", "--reuid", "65534")``.
+        """
+        folder = self.folder / f"launch-{len(self.launched)}"
+        run = Launched(self, folder, [str(each) for each in arguments], under)
         run.start({**self.env, **(env or {})})
         self.launched.append(run)
         return run
 
-    def job(self, *arguments: object, options: tuple[object, ...] = ("--local", 2), **flags: object) -> "Launched":
-        """Launch tests/scripts/job.py; ``flags`` are its own, ``step_ms=20`` for ``--step-ms 20``."""
+    def job(
+        self,
+        *arguments: object,
+        options: tuple[object, ...] = ("--local", 2),
+        script: Path = JOB,
+        env: Mapping[str, str] | None = None,
+        under: tuple[str, ...] = (),
+        **flags: object,
+    ) -> "Launched":
+        """Launch tests/scripts/job.py, or a ``script`` around it; ``flags`` are its own, ``step_ms=20`` for
+        ``--step-ms 20``. ``env`` and ``under`` as in ``launch``.
+        """
         given = [str(each) for each in arguments]
         for name, value in flags.items():
             given += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        return self.launch("--stop-timeout", 5, *options, JOB, *given)
+        return self.launch("--stop-timeout", 5, *options, script, *given, env=env, under=under)
 
 
 class Launched:
     """One ``fdl launch`` and its run."""
 
-    def __init__(self, fdl: Fdl, folder: Path, arguments: list[str]) -> None:
-        self._fdl, self._arguments = fdl, arguments
+    def __init__(self, fdl: Fdl, folder: Path, arguments: list[str], under: tuple[str, ...] = ()) -> None:
+        self._fdl, self._arguments, self._under = fdl, arguments, under
         self.stdout_path, self.stderr_path = folder.with_suffix(".out"), folder.with_suffix(".err")
         self.process: subprocess.Popen[bytes] | None = None
         self._mark = f"{LAUNCH_MARK}={uuid.uuid4().hex}"
@@ -102,7 +118,7 @@ class Launched:
     def start(self, env: Mapping[str, str]) -> None:
         with self.stdout_path.open("wb") as out, self.stderr_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [str(BIN / "fdl"), "launch", *self._arguments],
+                [*self._under, str(BIN / "fdl"), "launch", *self._arguments],
                 env={**env, LAUNCH_MARK: self._mark.partition("=")[2]},
                 cwd=self._fdl.folder,
                 stdin=subprocess.DEVNULL,
@@ -156,6 +172,10 @@ class Launched:
     def wait_for_log(self, name: str, text: str, timeout_s: float = START_S) -> None:
         """Return once ``text`` stands in the run's log ``name``."""
         self._until(lambda: self.has_started and text in self.log(name), timeout_s, f"{text!r} in {name}")
+
+    def wait_for_event(self, kind: str, timeout_s: float = START_S) -> None:
+        """Return once an event of this kind stands in the run's log."""
+        self._until(lambda: self.has_started and self.events(kind), timeout_s, kind)
 
     # ------------------------------------------------------------------------------------------------------- looking
     @property

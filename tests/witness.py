@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flodl.core.position import Position
 from flodl.data.permutation import EpochOrder
 from flodl.ids import Span
 
@@ -33,24 +34,40 @@ class Testimony:
     faults: list[str] = field(default_factory=list)
 
 
-def witness_run(run: Path, log: Path, size: int, epochs: int, seed: int = 0, lost: Sequence[int] = ()) -> Testimony:
-    """Look at a run of ``epochs`` complete epochs over ``size`` samples; ranks in ``lost`` have no end to tell of."""
+def witness_run(
+    run: Path,
+    log: Path,
+    size: int,
+    epochs: int,
+    seed: int = 0,
+    lost: Sequence[int] = (),
+    before: Sequence[tuple[Path, Path]] = (),
+) -> Testimony:
+    """Look at a run of ``epochs`` complete epochs over ``size`` samples; ranks in ``lost`` have no end to tell of.
+
+    ``before``: the folders (run, log) of the runs whose work it has gone on with, each from the last version of the one
+    before.
+    """
     seen = Testimony(epochs)
     merged: dict[int, Counter[int]] = defaultdict(Counter)
-    merged_by: dict[int, Counter[int]] = defaultdict(Counter)
-    versions = []
-    for fields in commits(run):
-        versions.append(fields["version"])
-        for rank, pass_index, start, count in fields["spans"]:
-            indices = EpochOrder(size, seed, pass_index).indices([Span(start, count)]).tolist()
-            merged[pass_index].update(indices)
-            merged_by[rank].update(indices)
-    seen.rounds, seen.ranks = len(versions), sorted(merged_by)
+    newest = None
+    for folder, notes in (*before, (run, log)):
+        merged_by: dict[int, Counter[int]] = defaultdict(Counter)
+        versions = []
+        for fields in commits(folder):
+            versions.append(fields["version"])
+            for rank, pass_index, start, count in fields["spans"]:
+                indices = EpochOrder(size, seed, pass_index).indices([Span(start, count)]).tolist()
+                merged[pass_index].update(indices)
+                merged_by[rank].update(indices)
+        if versions != list(range(versions[0], versions[0] + len(versions))):
+            seen.faults.append(f"versions are not consecutive: {versions}")
+        if newest not in (None, versions[0]):
+            seen.faults.append(f"the run went on from version {versions[0]}, expected {newest}")
+        newest, seen.rounds, seen.ranks = versions[-1], seen.rounds + len(versions), sorted(merged_by)
+        seen.faults += _reading_faults(merged_by, notes)
     seen.samples = sum(counter.total() for counter in merged.values())
-    if versions != list(range(versions[0], versions[0] + len(versions))):
-        seen.faults.append(f"versions are not consecutive: {versions}")
     seen.faults += _coverage_faults(merged, size, epochs)
-    seen.faults += _reading_faults(merged_by, log)
     seen.faults += _ending_faults(seen, log, lost)
     return seen
 
@@ -62,6 +79,30 @@ def witness_solo(log: Path, size: int, epochs: int) -> Testimony:
     seen.faults += [f"index {i} was read {reads[i]} times" for i in range(size) if reads[i] != epochs]
     seen.faults += _ending_faults(seen, log)
     return seen
+
+
+def checkpoint_faults(position: Position, size: int, *runs: Path) -> list[str]:
+    """What a checkpoint says against the round logs up to its version. Each of ``runs`` but the first has gone on from
+    one of the run before it; epochs are whole passes over ``size`` samples.
+    """
+    logs = [list(commits(run)) for run in runs]
+    ends = [*(log[0]["version"] for log in logs[1:]), position.version]
+    counted = [fields for log, end in zip(logs, ends, strict=True) for fields in log if fields["version"] <= end]
+    merged: Counter[tuple[int, int]] = Counter()
+    for fields in counted:
+        for _, pass_index, start, count in fields["spans"]:
+            merged.update((pass_index, place) for place in range(start, start + count))
+    steps = sum(count for fields in counted for _, count in fields["counts"])
+    said = {(epoch, place) for epoch in range(position.epoch) for place in range(size)}
+    for part in position.covered:
+        said |= {(part.epoch, place) for span in part.spans for place in range(span.start, span.stop)}
+    faults = [f"merged {count} times: {sample}" for sample, count in merged.items() if count > 1]
+    if said != set(merged):
+        faults.append(f"said and not merged: {sorted(said - set(merged))[:9]}")
+        faults.append(f"merged and not said: {sorted(set(merged) - said)[:9]}")
+    if steps != position.global_step:
+        faults.append(f"{steps} steps are in version {position.version}, the checkpoint says {position.global_step}")
+    return faults
 
 
 def commits(run: Path) -> Iterator[dict[str, Any]]:

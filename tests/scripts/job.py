@@ -1,9 +1,10 @@
 """A small job for tests of whole runs. It leaves evidence in --log and can go wrong in every way.
 
 In the folder of --log: ``reads-R.log``, one line for each sample that rank R read; ``steps-R.log``, one line for each
-step of rank R, when it began and ended, in monotonic seconds (with --note-steps); ``final-R.json``, a digest of the
-rank's weights at its end; ``joined-PID.json``, a digest of what ``join()`` returned, and in which role. A rank is
-called ``solo`` where there are none, and tells its pace there, too.
+step of rank R, when it began and ended, in monotonic seconds (with --note-steps); ``rates-R.log``, the learning rate of
+each step of rank R (with --note-rates); ``final-R.json``, a digest of the rank's weights at its end;
+``joined-PID.json``, a digest of what ``join()`` returned, and in which role. A rank is called ``solo`` where there are
+none, and tells its pace there, too.
 """
 
 import argparse
@@ -238,6 +239,13 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--splits", type=int, default=1)
+    parser.add_argument("--save", default=None, help="the stem of checkpoints")
+    parser.add_argument("--every", type=int, default=None)
+    parser.add_argument("--resume", default=None, help="the stem to go on from")
+    parser.add_argument("--reshape", action="store_true")
+    parser.add_argument("--ballast-mb", type=int, default=0, help="that the optimizer remembers, and no round carries")
+    parser.add_argument("--note-rates", action="store_true")
     parser.add_argument("--decay", action="store_true", help="the learning rate of global batch n is 0.01 / (1 + n)")
     parser.add_argument("--broken-model", action="store_true")
     parser.add_argument("--exit-after-join", type=int, default=0)
@@ -261,6 +269,17 @@ def main() -> None:
             at_any_end(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))
         return model
 
+    rates = args.log / f"rates-{RANK}.log" if args.note_rates else None
+
+    def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+        adam = torch.optim.Adam(parameters, 1e-2)
+        if rates is not None:
+            file = rates.open("a", buffering=1)
+            adam.register_step_pre_hook(lambda own, *_: print(own.param_groups[0]["lr"], file=file))
+        if args.ballast_mb:
+            adam.state["ballast"] = torch.zeros(args.ballast_mb << 20, dtype=torch.uint8)
+        return adam
+
     steps_ms = [float(value) for value in args.step_ms.split(",")]
     step_ms = steps_ms[int(RANK) % len(steps_ms)] if RANK.isdigit() else steps_ms[0]
     fault = FAULTS[args.fault] if args.fault and args.fault_rank == RANK else None
@@ -277,10 +296,14 @@ def main() -> None:
     step = Step(step_ms / 1e3, fault, args.fault_step, note, args.poisoned if args.fault_rank == RANK else 0)
     decay = torch.optim.lr_scheduler.LambdaLR
     handle = (
-        flodl.Trainer.builder(build_model, lambda p: torch.optim.Adam(p, 1e-2), step)
+        flodl.Trainer.builder(build_model, make_optimizer, step)
         .dataset(Numbers(args.size, args.log))
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
+        .epoch_splits(args.splits)
+        .save_path(args.save)
+        .checkpoint_every(args.every)
+        .resume_from(args.resume, reshape=args.reshape)
         .elche(cadence)
         .outer_optimizer(OUTER[args.outer])
         .precision(args.precision)
