@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,15 @@ JOIN_S: Final = 90.0
 """From a daemon's start to its hello: it looks for us for 60 s."""
 
 CLOSE_S: Final = 10.0
+
+FIRST_PAUSE_S: Final = 5.0
+"""Before a lost host is looked for: what ended its daemon, a reboot or a cable, is rarely over at once."""
+
+LONGEST_PAUSE_S: Final = 60.0
+"""The pause doubles up to this."""
+
+MAX_SEARCHES: Final = 30
+"""Tries for each loss: half an hour, in which a machine is repaired or will not be today."""
 
 _log = logging.getLogger(__name__)
 
@@ -44,6 +53,7 @@ class Roster:
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
+        self._searching: set[HostName] = set()
 
     def joined(self, host: HostName) -> None:
         """The daemon has said hello."""
@@ -59,18 +69,70 @@ class Roster:
 
     async def bring_up(self, host: HostPlan) -> None:
         """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        failed = await self._try(host)
+        if failed is not None:
+            self._post(failed)
+
+    async def restore(
+        self, host: HostName, is_wanted: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
+        """Look for a host that was lost, again and again with longer pauses, until its daemon has joined, ``is_wanted``
+        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once.
+        """
+        plan = next(plan for plan in self._spec.hosts if plan.name == host)
+        if host in self._searching:
+            return
+        self._searching.add(host)
+        try:
+            await self._search(plan, is_wanted, sleep)
+        finally:
+            self._searching.discard(host)
+
+    async def _search(
+        self, host: HostPlan, is_wanted: Callable[[], bool], sleep: Callable[[float], Awaitable[None]]
+    ) -> None:
+        pause_s, noted = FIRST_PAUSE_S, set[str]()
+        detail = f"{host.name} is looked for, first in {pause_s:g} s, {MAX_SEARCHES} times at most"
+        self._note(Record("host_sought", Severity.INFO, detail, {"host": host.name}))
+        for _ in range(MAX_SEARCHES):
+            await sleep(pause_s)
+            if not is_wanted():
+                return
+            await self._let_go(host.name)
+            failed = await self._try(host)
+            if failed is None or not is_wanted():
+                return
+            if failed.stage not in noted:
+                noted.add(failed.stage)
+                detail = f"{host.name} is not back: {failed.stage}: {failed.reason}"
+                self._note(Record("host_not_back", Severity.INFO, detail, {"host": host.name, "stage": failed.stage}))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        detail = f"{host.name} is not looked for any more, after {MAX_SEARCHES} tries"
+        self._note(Record("host_given_up", Severity.WARNING, detail, {"host": host.name}))
+
+    async def _try(self, host: HostPlan) -> HostFailed | None:
+        """Start the daemon and see it join; what went wrong, if anything."""
         try:
             daemon = await self._start(host)
         except HostUnreachable as error:
-            self._post(HostFailed(host.name, error.stage, error.reason, error.remedy))
-            return
+            return HostFailed(host.name, error.stage, error.reason, error.remedy)
         except Exception as error:  # noqa: BLE001  # of whatever library: one host's trouble is not the run's end
             if not isinstance(error, (FlodlError, OSError)):
                 _log.exception("host %s does not start", host.name)
-            self._post(HostFailed(host.name, "start", str(error) or type(error).__name__, ""))
-            return
+            return HostFailed(host.name, "start", str(error) or type(error).__name__, "")
         self._daemons[host.name] = daemon
-        await self._see_join(host.name, daemon)
+        return await self._see_join(host.name, daemon)
+
+    async def _let_go(self, host: HostName) -> None:
+        """Of the daemon that is lost, which may still be there, and of the ssh session that started it."""
+        daemon = self._daemons.pop(host, None)
+        if daemon is None:
+            return
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await daemon.close()
+        except Exception as error:  # noqa: BLE001  # of whatever library: it is lost already
+            _log.info("host %s: its lost daemon cannot be closed: %s", host, error)
 
     async def close(self) -> None:
         """Let go of every daemon; those that still run are asked to end."""
@@ -98,13 +160,13 @@ class Roster:
     def _warn(self, host: HostName, warning: str) -> None:
         self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))
 
-    async def _see_join(self, host: HostName, daemon: RunningDaemon) -> None:
+    async def _see_join(self, host: HostName, daemon: RunningDaemon) -> HostFailed | None:
         joined = asyncio.create_task(self._joined[host].wait())
         ended = asyncio.create_task(daemon.wait())
         try:
             await asyncio.wait({joined, ended}, timeout=JOIN_S, return_when=asyncio.FIRST_COMPLETED)
             if joined.done():
-                return
+                return None
             if ended.done():
                 reason = f"its daemon {ended.result().reason} before it joined"
             else:
@@ -113,7 +175,7 @@ class Roster:
                 f"its log is {self._logs / f'daemon-{host}.log'}; check that the host can reach the controller at "
                 f"{' or '.join(self._controllers) or 'the address of this machine'}"
             )
-            self._post(HostFailed(host, "join", reason, remedy))
+            return HostFailed(host, "join", reason, remedy)
         finally:
             for task in (joined, ended):
                 task.cancel()

@@ -111,6 +111,7 @@ class Controller:
         self._is_state_written = True
         self._outcome: act.Outcome | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._searches: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         where = format_address(self._address, self._port)
         self._roster = Roster(
@@ -165,7 +166,7 @@ class Controller:
                 services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
                 await self._driver.run()
                 await self._finish()
-                for service in services:
+                for service in (*services, *self._searches):
                     service.cancel()
         finally:
             await self._head.kill()
@@ -314,6 +315,8 @@ class Controller:
                 self._send_head(message)
             case act.DropHost(host):
                 self._drop_host(host)
+            case act.RestoreHost(host):
+                self._restore(host)
             case act.OpenReduction(key, hosts, layout, bf16):
                 self._bulk.open_sum(key, hosts, layout, bf16)
             case act.CloseReduction(key):
@@ -358,6 +361,12 @@ class Controller:
             self._spawn(stream.close(FAREWELL_S))
         else:
             stream.abort()
+
+    def _restore(self, host: HostName) -> None:
+        assert self._tasks is not None
+        search = self._tasks.create_task(self._roster.restore(host, lambda: not self._core.refusal(host)))
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
 
     def _send_head(self, message: ToHead) -> None:
         if self._head_stream is not None:

@@ -56,6 +56,13 @@ class DropHost:
 
 
 @dataclass(frozen=True, slots=True)
+class RestoreHost:
+    """The host was lost and may come back: bring its daemon up again when it can be reached; its hello may follow."""
+
+    host: HostName
+
+
+@dataclass(frozen=True, slots=True)
 class OpenReduction:
     """CPU plane over several hosts: sum the hosts' streams for ``key`` in this order of hosts.
 
@@ -171,6 +178,7 @@ JobAction: TypeAlias = (
     | SendHost
     | SendHead
     | DropHost
+    | RestoreHost
     | OpenReduction
     | CloseReduction
     | ResetStore

@@ -160,14 +160,12 @@ class Growth:
         return tuple(rank for rank, state in self._newcomers.items() if state in states)
 
 
-def refusal(hello: HostHello, settings: Settings, known: Sequence[HostName], is_elastic: bool) -> str:
-    """Why the host may not join a run that trains; empty when it may."""
+def refusal(host: HostName, settings: Settings, known: Sequence[HostName], is_elastic: bool) -> str:
+    """Why a host of this name may not join a run that trains, whatever it offers; empty when it may."""
     if not is_elastic:
         return "the run has started without it, and join.elastic is false"
-    if hello.host in known:
-        return f"host {hello.host} has already joined this run"
-    if not hello.devices:
-        return f"host {hello.host} offers no device"
+    if host in known:
+        return f"host {host} has already joined this run"
     if settings.cadence.partition_ratios is not None:
         return "partition_ratios name the share of each rank there was at the start; leave them out to let hosts join"
     return ""

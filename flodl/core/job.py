@@ -22,6 +22,7 @@ from flodl.core.actions import (
     Failure,
     JobAction,
     Record,
+    RestoreHost,
     SendHost,
     Severity,
 )
@@ -143,7 +144,7 @@ class JobCore:
             case HostSaid(host, message):
                 actions = self._on_host(host, message, now_s)
             case HostDropped(host, reason):
-                actions = self._host_gone(host, f"connection lost: {reason}", now_s)
+                actions = self._host_gone(host, f"connection lost: {reason}", now_s, is_missed=True)
             case HostFailed():
                 actions = self.startup.fail(event)
             case HeadSaid(message):
@@ -192,6 +193,19 @@ class JobCore:
         """True once the head has been told that training is over: its exit is its own from then on."""
         return self.finale.is_head_told
 
+    def refusal(self, host: HostName) -> str:
+        """Why a host of this name may not come now, whatever it offers; empty when it may."""
+        match self.phase:
+            case Phase.WAITING:
+                return self.startup.window.stranger(host)
+            case Phase.STAGING | Phase.LOADING | Phase.FORMING:
+                return f"the run is {self.phase} and takes hosts in once it trains"
+            case Phase.TRAINING if self.training is not None and not self.training.is_stopping:
+                settings = self.startup.agreed.settings
+                return refusal(host, settings, tuple(self.hosts), self._settings.join.is_elastic)
+            case _:
+                return "the run is ending"
+
     def check(self) -> None:
         """Raise InvariantViolation when any part contradicts itself."""
         if self.training is not None:
@@ -230,12 +244,7 @@ class JobCore:
                 return self._on_rank(host, message, now_s)
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
-        if self.phase is Phase.WAITING:
-            reason = self.startup.window.refusal(hello)
-        elif self.phase is Phase.TRAINING:
-            reason = refusal(hello, self.startup.agreed.settings, tuple(self.hosts), self._settings.join.is_elastic)
-        else:
-            reason = f"the run is {self.phase} and takes nobody in now"
+        reason = self.refusal(hello.host) or self.startup.window.misfit(hello, self.phase is Phase.WAITING)
         if reason:
             return self.startup.refuse(hello, reason)
         self.hosts[hello.host] = hello
@@ -252,7 +261,8 @@ class JobCore:
                     self.liveness.hear_rank(rank.rank, rank.age_ms / 1e3, now_s)
         return [SendHost(host, Heard())]
 
-    def _host_gone(self, host: HostName, reason: str, now_s: float) -> list[JobAction]:
+    def _host_gone(self, host: HostName, reason: str, now_s: float, is_missed: bool = False) -> list[JobAction]:
+        """``is_missed``: it did not leave in order, and one of the roster may come back while the others train."""
         if host not in self.hosts:
             return []
         del self.hosts[host]
@@ -266,6 +276,8 @@ class JobCore:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
             ranks = self._alive(host)
             actions += self._lose(ranks, Failure(end.KIND_HOST, host, -1, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
+        if is_missed and host in self._settings.join.roster and self.phase is Phase.TRAINING and not self.refusal(host):
+            actions.append(RestoreHost(host))
         return actions
 
     def _alive(self, host: HostName) -> tuple[RankId, ...]:
@@ -287,7 +299,7 @@ class JobCore:
 
     def _bury_silent(self, change: PulseChanged, detail: str, now_s: float) -> list[JobAction]:
         if change.host:
-            return self._host_gone(change.host, f"silent for {change.silent_s:.1f} s", now_s)
+            return self._host_gone(change.host, f"silent for {change.silent_s:.1f} s", now_s, is_missed=True)
         host = self.membership[change.rank].host
         kill = SendHost(host, KillRank(change.rank, detail))
         failure = Failure(end.KIND_SILENCE, host, change.rank, detail, "", end.EXIT_TOO_FEW_RANKS, 0)
@@ -369,10 +381,12 @@ class JobCore:
             self.startup.report_ready(message)
 
     def _send_away(self, rank: RankId, reason: str) -> list[JobAction]:
-        """A newcomer cannot take part; nobody else is touched."""
-        actions = sent_away(self.membership[rank].host, rank, reason)
+        """A newcomer cannot take part; nobody else is touched. Its host leaves with its last rank."""
+        host = self.membership[rank].host
+        actions = sent_away(host, rank, reason)
         self.growth.lose((rank,))
-        return actions + self._bury_quietly(rank, reason)
+        actions += self._bury_quietly(rank, reason)
+        return actions if self._alive(host) else [*actions, SendHost(host, StopHost(reason, 0.0))]
 
     def _on_finished(self, host: HostName, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""

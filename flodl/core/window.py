@@ -63,15 +63,21 @@ class JoinWindow:
         """The hosts that came, in roster order."""
         return {host: self._joined[host] for host in self._settings.roster if host in self._joined}
 
-    def refusal(self, hello: HostHello) -> str:
-        """Why this host may not join, or an empty string."""
-        if hello.host not in self._settings.roster:
-            return f"host {hello.host} is not in this run's roster ({', '.join(self._settings.roster)})"
-        if hello.host in self._joined:
-            return f"host {hello.host} has already joined this run"
+    def stranger(self, host: HostName) -> str:
+        """Why no host of this name may join, whatever it offers, or an empty string."""
+        if host not in self._settings.roster:
+            return f"host {host} is not in this run's roster ({', '.join(self._settings.roster)})"
+        if host in self._joined:
+            return f"host {host} has already joined this run"
+        return ""
+
+    def misfit(self, hello: HostHello, is_waiting: bool) -> str:
+        """Why what this host offers does not fit, or an empty string. Ranks have their numbers only before the start
+        (``is_waiting``).
+        """
         if not hello.devices:
             return f"host {hello.host} offers no device"
-        ranks = self._settings.ranks.get(hello.host, ())
+        ranks = self._settings.ranks.get(hello.host, ()) if is_waiting else ()
         if ranks and len(ranks) != len(hello.devices):
             return f"host {hello.host} offers {len(hello.devices)} device(s) for ranks {list(ranks)}"
         return ""

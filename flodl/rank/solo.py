@@ -33,6 +33,7 @@ from flodl.core.actions import (
     ReceiveState,
     Record,
     ResetStore,
+    RestoreHost,
     SendBundle,
     SendHead,
     SendHost,
@@ -246,7 +247,15 @@ class _Solo:
                 self._outcome = outcome
             case StopHead():
                 self._post(HeadExited(0, 0))
-            case DropHost() | OpenReduction() | CloseReduction() | ResetStore() | DropSave() | SendBundle():
+            case (
+                DropHost()
+                | RestoreHost()
+                | OpenReduction()
+                | CloseReduction()
+                | ResetStore()
+                | DropSave()
+                | SendBundle()
+            ):
                 pass  # there is no connection, no other host and no rendezvous
             case _:
                 assert_never(action)

@@ -152,8 +152,11 @@ class Lab:
         return {**values, "env": {"OMP_NUM_THREADS": "1"}, **changes}
 
     def cluster(self, path: Path, workers: Sequence[Mapping[str, object]], port: int = 0, **changes: object) -> Path:
-        """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers."""
-        controller = {"host": self.address, "port": port or self.free_port()}
+        """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers.
+
+        A host that is lost stays away.
+        """
+        controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": False}}
         path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))
         return path
 

@@ -4,19 +4,22 @@ from typing import Any
 
 import pytest
 
-from flodl.core.actions import OpenSave, ReadBundle, Record, SendBundle
+from flodl.core.actions import OpenSave, ReadBundle, Record, RestoreHost, SendBundle
 from flodl.core.events import BundleRead, HostDropped, SaveSettled
 from flodl.core.growth import LOAD_PATIENCE_S, MAX_TRIES
 from flodl.core.membership import RankStatus
 from flodl.core.position import SaveReason
 from flodl.messages import (
     Admitted,
+    Beat,
     CadenceSettings,
     CheckpointSettings,
     FormGroup,
+    HostStopped,
     KillRank,
     LoadState,
     Mode,
+    RankBeat,
     RankError,
     RankExited,
     SendState,
@@ -320,6 +323,69 @@ def test_host_that_may_not_join_is_told_why(changes: dict[str, Any], host: str, 
     cohort.say(hello(host, devices), host)
     assert cohort.sent(StopHost) == [StopHost(reason, 0.0)]
     assert len(cohort.core.membership) == 3
+
+
+def test_host_that_comes_while_the_run_stops_is_refused() -> None:
+    cohort = training()
+    cohort.stop()
+    cohort.say(hello("c"), "c")
+    assert cohort.sent(StopHost) == [StopHost("the run is ending", 0.0)]
+
+
+def test_host_leaves_with_the_last_of_its_ranks_that_cannot_take_part() -> None:
+    cohort = training()
+    arrive(cohort, devices=2)
+    cohort.say(RankExited(3, 1, 0, by_us=False), "c")
+    assert cohort.sent(StopHost) == []
+    cohort.say(RankExited(4, 1, 0, by_us=False), "c")
+    assert cohort.sent(StopHost) == [StopHost("exited with code 1", 0.0)]
+
+
+# ------------------------------------------------------------------------------------------------- hosts that come back
+def sought(cohort: Cohort) -> list[str]:
+    return [action.host for action in cohort.actions if isinstance(action, RestoreHost)]
+
+
+def test_host_of_the_roster_that_is_lost_is_looked_for_and_may_come_back() -> None:
+    cohort = training()
+    cohort.post(HostDropped("b", "reset"))
+    assert sought(cohort) == ["b"]
+    assert arrive(cohort, "b", 2) == [3, 4]
+    cohort.post(HostDropped("b", "reset"))
+    assert sought(cohort) == ["b", "b"]
+
+
+def test_silent_host_is_looked_for() -> None:
+    cohort = training()
+    cohort.say(Beat("a", (RankBeat(0, True, 0, 1, 0),)), "a")
+    cohort.now_s = 20.0
+    cohort.say(Beat("a", (RankBeat(0, True, 0, 1, 0),)), "a")
+    cohort.tick(40.0)
+    assert sought(cohort) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"is_elastic": False}, {"cadence": CadenceSettings(Mode.CPU_CADENCE, partition_ratios=(0.5, 0.3, 0.2))}]
+)
+def test_host_that_could_not_join_again_is_not_looked_for(changes: dict[str, Any]) -> None:
+    cohort = training(**changes)
+    cohort.post(HostDropped("b", "reset"))
+    assert sought(cohort) == []
+
+
+def test_host_that_left_in_order_or_was_no_part_of_the_roster_is_not_looked_for() -> None:
+    cohort = training()
+    arrive(cohort)
+    cohort.post(HostDropped("c", "reset"))
+    cohort.say(HostStopped("b", "the daemon was stopped by SIGTERM"), "b")
+    assert sought(cohort) == []
+
+
+def test_nobody_is_looked_for_when_the_run_ends() -> None:
+    cohort = training()
+    cohort.stop()
+    cohort.post(HostDropped("b", "reset"))
+    assert sought(cohort) == []
 
 
 def test_nobody_is_taken_in_behind_the_last_round() -> None:

@@ -145,7 +145,7 @@ def test_host_that_may_not_join_is_stopped_and_dropped() -> None:
 
 def test_host_that_comes_while_the_others_start_is_refused() -> None:
     cohort = Cohort().join()
-    assert cohort.say(hello("b"), "b")[2] == DropHost("b", "the run is staging and takes nobody in now")
+    assert cohort.say(hello("b"), "b")[2] == DropHost("b", "the run is staging and takes hosts in once it trains")
 
 
 def test_host_that_leaves_the_window_may_come_back() -> None:

@@ -58,7 +58,11 @@ def test_ranks_that_do_not_cover_the_devices_order_nothing() -> None:
 def test_host_that_may_not_join_is_told_why(who: HostHello, reason: str) -> None:
     window = a_window(ranks={"b": (0,)})
     window.join(hello("a"))
-    assert window.refusal(who) == reason
+    assert (window.stranger(who.host) or window.misfit(who, is_waiting=True)) == reason
+
+
+def test_ranks_have_their_numbers_only_before_the_start() -> None:
+    assert a_window(ranks={"b": (0,)}).misfit(hello("b", 2), is_waiting=False) == ""
 
 
 def test_target_of_ranks_starts_before_the_roster_is_complete() -> None:
