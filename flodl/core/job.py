@@ -386,7 +386,8 @@ class JobCore:
         actions = sent_away(host, rank, reason)
         self.growth.lose((rank,))
         actions += self._bury_quietly(rank, reason)
-        return actions if self._alive(host) else [*actions, SendHost(host, StopHost(reason, 0.0))]
+        stays = self._alive(host) or host in self._drained  # then it leaves in order
+        return actions if stays else [*actions, SendHost(host, StopHost(reason, 0.0))]
 
     def _on_finished(self, host: HostName, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
@@ -659,13 +660,13 @@ class JobCore:
         self.resume = Resume(settings, self.membership, self._transfers, now_s)
         return self.resume.begin()
 
-    def _refuse(self, reason: str, now_s: float) -> list[JobAction]:
-        return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason, now_s)
+    def _refuse(self, reason: str, now_s: float, exit_code: int = end.EXIT_USAGE) -> list[JobAction]:
+        return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", exit_code, 0), reason, now_s)
 
     def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
         resume.tick(now_s)
         if resume.refusal:
-            return self._refuse(resume.refusal, now_s)
+            return self._refuse(resume.refusal, now_s, resume.exit_code)
         return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
 
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:

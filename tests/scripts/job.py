@@ -277,7 +277,8 @@ def main() -> None:
             file = rates.open("a", buffering=1)
             adam.register_step_pre_hook(lambda own, *_: print(own.param_groups[0]["lr"], file=file))
         if args.ballast_mb:
-            adam.state["ballast"] = torch.zeros(args.ballast_mb << 20, dtype=torch.uint8)
+            state: Any = adam.state
+            state["ballast"] = torch.zeros(args.ballast_mb << 20, dtype=torch.uint8)
         return adam
 
     steps_ms = [float(value) for value in args.step_ms.split(",")]

@@ -170,6 +170,14 @@ def test_checkpoint_that_does_not_fit_is_refused_with_what_differs(saved_with: d
     assert cohort.sent(LoadState) == []
 
 
+@pytest.mark.parametrize("reshape", [False, True])
+def test_checkpoint_in_an_epoch_that_the_run_does_not_have_is_refused(reshape: bool) -> None:
+    position = Position(version=9, epoch=2, covered=(Covered(2, (Span(0, 4),)),), world_size=3)
+    cohort = resumed(position, checkpoint=replace(FROM, reshape=reshape)).get_ready()
+    assert cohort.outcome is not None
+    assert "it is in epoch 3, and the run has 2 now: raise num_epochs" in cohort.outcome.message
+
+
 @pytest.mark.parametrize("name", ["dataset_size", "seed"])
 def test_reshape_does_not_make_the_coverage_meaningless(name: str) -> None:
     changes = {f"saved_{name}": 99, "checkpoint": replace(FROM, reshape=True)}
@@ -183,7 +191,7 @@ def test_checkpoint_that_cannot_be_read_ends_the_run_in_its_words() -> None:
     cohort.waiting.clear()
     cohort.post(BundleRead("", None, "there is no checkpoint ckpts/run"))
     assert cohort.outcome is not None
-    assert (cohort.outcome.exit_code, cohort.outcome.message) == (2, "there is no checkpoint ckpts/run")
+    assert (cohort.outcome.exit_code, cohort.outcome.message) == (6, "there is no checkpoint ckpts/run")
 
 
 def test_rank_whose_model_does_not_fit_ends_the_run() -> None:
