@@ -36,6 +36,8 @@ _REMEDIES: Final = {
     errno.EACCES: "you may not write there: save to a folder of your own",
     errno.EPERM: "you may not write there: save to a folder of your own",
     errno.ENOENT: "the folder does not exist any more: create it again",
+    errno.EEXIST: "a folder on the way there is a file: save elsewhere",
+    errno.ENOTDIR: "a folder on the way there is a file: save elsewhere",
 }
 
 

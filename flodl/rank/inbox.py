@@ -21,7 +21,9 @@ MAX_WAITING: Final = 4096
 class Inbox:
     """A queue with one consumer. ``is_empty`` costs nothing, for it is asked before every step."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_idle: Callable[[], None] = lambda: None) -> None:
+        """``when_idle`` is called by the consumer whenever it has waited for nothing."""
+        self._when_idle = when_idle
         self._items: deque[Item] = deque()
         self._changed = threading.Condition()
 
@@ -45,9 +47,11 @@ class Inbox:
 
     def take(self, timeout_s: float) -> RankEvent | None:
         """The next event; carries out orders on the way. None when nothing came within ``timeout_s``."""
+        item: Item | None = None
         with self._changed:
-            if not self._changed.wait_for(lambda: self._items, timeout_s):
-                return None
-            item = self._items.popleft()
-            self._changed.notify_all()
+            if self._changed.wait_for(lambda: self._items, timeout_s):
+                item = self._items.popleft()
+                self._changed.notify_all()
+        if item is None:
+            self._when_idle()
         return item() if callable(item) else item

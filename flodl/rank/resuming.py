@@ -25,8 +25,14 @@ from flodl.spec.tree import Node, decode
 NAME = "the saved state"
 
 
-def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None) -> None:
+def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None, *, is_alone: bool = False) -> None:
     """Load the file behind ``fd`` into model, optimizer, schedule and loss scaler, and into ``outer``.
+
+    Args:
+        fd: a file that ``WholeState`` has filled.
+        stepper: has model, optimizer, schedule and loss scaler.
+        outer: None without an outer optimizer.
+        is_alone: there is nobody to average with, so that what an outer optimizer remembers is left where it is.
 
     Raises:
         CheckpointError: the file is damaged, or of another training; the message names the first thing that differs.
@@ -44,7 +50,7 @@ def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None) -> None
             _Schedule(whole["scheduler"], file, stepper.schedule),
             _Scaler(whole["scaler"], file, stepper.scaler),
             _Optimizer(whole["optimizer"], file, stepper, names),
-            _Outer(whole["outer"], file, outer),
+            _Outer(whole["outer"], file, outer, is_alone),
         )
         newest_epoch = int(file.note["epochs"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -101,10 +107,10 @@ class _Scaler:
 class _Outer:
     """A file without an outer optimizer fits any: its state then is zeros, as at the start of a training."""
 
-    def __init__(self, saved: Mapping[str, Any], file: StateFile, outer: OuterStep | None) -> None:
+    def __init__(self, saved: Mapping[str, Any], file: StateFile, outer: OuterStep | None, is_alone: bool) -> None:
         self._file, self._nodes = file, saved["slots"]
         self._slots = {} if outer is None or saved["class"] is None else outer.slots
-        if saved["class"] is None:
+        if saved["class"] is None or is_alone:
             return
         _require_same("outer optimizer", saved["class"], None if outer is None else outer.name)
         found = {name: _look(file, node, f"{OUTER}/{name}") for name, node in self._nodes.items()}

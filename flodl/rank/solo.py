@@ -2,10 +2,11 @@
 
 The training runs on a thread of its own, so that ``Trainer.run`` returns at once and ``join()`` waits, as in the head.
 With one rank there is nothing to average: rounds only close windows, so the window is long, the mode is moot and an
-outer optimizer has nothing to act on.
+outer optimizer has nothing to act on. Checkpoints are those of a cluster (``flodl.rank.solo_saves``).
 """
 
 import atexit
+import contextlib
 import dataclasses
 import logging
 import os
@@ -14,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final, assert_never
 
 import torch
@@ -42,21 +44,20 @@ from flodl.core.actions import (
 )
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.events import (
-    BundleRead,
     DaemonSaid,
     HeadExited,
     HeadSaid,
     HostSaid,
     JobEvent,
-    SaveSettled,
     StateStored,
     StopAsked,
+    Ticked,
 )
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
 from flodl.core.window import JoinSettings
-from flodl.errors import RankFailed, UsageError
+from flodl.errors import CheckpointError, RankFailed, UsageError
 from flodl.messages import (
     CadenceSettings,
     CloseRound,
@@ -81,6 +82,7 @@ from flodl.messages import (
     RunEnded,
     Settings,
     SpawnRanks,
+    StateSent,
     StopHost,
     ToDaemon,
     ToHead,
@@ -91,8 +93,8 @@ from flodl.rank.planes import SoloRounds
 from flodl.rank.resuming import take_whole_state
 from flodl.rank.saving import WholeState
 from flodl.rank.shell import RankShell
+from flodl.rank.solo_saves import SoloSaves
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
-from flodl.runtime.processes import create_memfd
 from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
 from flodl.spec.job import TrainingJob
@@ -108,7 +110,8 @@ WINDOW_BATCHES: Final = 100
 EXIT_WAIT_S: Final = 10.0
 """How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
 
-NO_CHECKPOINTS: Final = "one process without fdl saves and reads no checkpoints yet; use fdl launch --local 1"
+SAID: Final = frozenset({"resuming", "nothing_left", "checkpoint"})
+"""Events that whoever started the script wants to read, as under ``fdl launch``."""
 
 _NEVER: Final = float("inf")
 _LEVELS: Final = {Severity.INFO: logging.DEBUG, Severity.WARNING: logging.WARNING, Severity.CRITICAL: logging.ERROR}
@@ -120,7 +123,7 @@ def run_solo(job: TrainingJob, handle: TrainHandle) -> None:
     The first Ctrl-C stops in order, and ``join()`` returns what is trained so far with the outcome ``stopped``; the
     second one raises KeyboardInterrupt in the main thread, as ever.
     """
-    solo = _Solo(job, handle)
+    solo = _Solo(job, handle, Path.cwd())
     thread = threading.Thread(target=solo.run, name="flodl-solo", daemon=True)
     stop_on_interrupt(lambda: solo.ask_stop("Ctrl-C"), handle.is_over)
     atexit.register(_end_with_interpreter, solo, handle, thread)
@@ -141,9 +144,11 @@ def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.
 class _Solo:
     """The controller's, the daemon's and the head's part for one rank, and the thread that trains."""
 
-    def __init__(self, job: TrainingJob, handle: TrainHandle) -> None:
+    def __init__(self, job: TrainingJob, handle: TrainHandle, cwd: Path) -> None:
         self._job, self._handle = job, handle
-        self._inbox = Inbox()
+        self._saves = SoloSaves(job.config.settings(), cwd, self._post_later)
+        self._settings = _settings(job.config.settings())
+        self._inbox = Inbox(lambda: self._post(Ticked()))  # only a disk can be waited for: the core gives it up in time
         join = JoinSettings((HOST,), 1)
         liveness = LivenessSettings(_NEVER, _NEVER, _NEVER, _NEVER)
         self._core = JobCore(JobSettings(join, liveness, has_head=True, stop_grace_s=_NEVER), time.monotonic())
@@ -162,35 +167,32 @@ class _Solo:
 
     def ask_stop(self, source: str) -> None:
         """Stop after the step under way."""
-        self._inbox.post(lambda: self._post(StopAsked(source, abort=False, exit_code=EXIT_INTERRUPTED)))
+        self._post_later(StopAsked(source, abort=False, exit_code=EXIT_INTERRUPTED))
 
     # ------------------------------------------------------------------------------------------------- the training
     def _train(self) -> None:
-        config, device = self._job.config, _device()
-        outer = config.outer_optimizer
+        device, outer = _device(), self._job.config.outer_optimizer
         if not isinstance(outer, OuterAvg):
             log.warning("%r is not used: it acts on averaged parameters, and one rank averages nothing", outer)
         stepper = build_stepper(self._job, device, 0)
-        settings, merge_single_tail = _settings(config.settings()), merges_single_tail(stepper.model)
-        outbox_fd, inbox_fd = create_memfd("flodl-outbox"), create_memfd("flodl-inbox")
-        shell = RankShell(
-            RankCore(0, settings, merge_single_tail),
+        with self._saves, contextlib.closing(stepper):
+            shell = self._shell(stepper)
+            ready = RankReady(0, self._settings, {}, Layout(0, 0, 0), merges_single_tail(stepper.model), "solo")
+            self._open(ready, device)
+            end: EndRank = shell.run()
+        self._post(HostSaid(HOST, HostStopped(HOST, end.reason)))
+
+    def _shell(self, stepper: Stepper) -> RankShell:
+        return RankShell(
+            RankCore(0, self._settings, merges_single_tail(stepper.model)),
             stepper,
             SoloRounds(stepper.model),
             self._inbox,
             self._hear_rank,
-            lambda epoch: evaluate(stepper.model, device, config, epoch),
-            self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=outbox_fd)),
-            lambda: take_whole_state(inbox_fd, stepper, None),
+            lambda epoch: evaluate(stepper.model, stepper.device, self._job.config, epoch),
+            self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
+            lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True)),
         )
-        try:
-            self._open(RankReady(0, settings, {}, Layout(0, 0, 0), merge_single_tail, "solo"), device)
-            end: EndRank = shell.run()
-        finally:
-            stepper.close()
-            os.close(outbox_fd)
-            os.close(inbox_fd)
-        self._post(HostSaid(HOST, HostStopped(HOST, end.reason)))
 
     def _open(self, ready: RankReady, device: torch.device) -> None:
         offered = Device(device.type, device.index or 0)
@@ -209,9 +211,10 @@ class _Solo:
         return hand_over
 
     def _finish(self) -> None:
-        outcome, state = self._outcome, self._state
+        outcome, state, resume = self._outcome, self._state, self._core.resume
         if outcome is None or outcome.status == "failed" or state is None:
-            raise RankFailed(outcome.message if outcome is not None else "the training ended without an outcome")
+            kind = CheckpointError if resume is not None and resume.refusal else RankFailed
+            raise kind(outcome.message if outcome is not None else "the training ended without an outcome")
         self._handle.finish(dataclasses.replace(state, epochs=self._epochs, outcome=outcome.status))
 
     # --------------------------------------------------------------------------------------------- the conversations
@@ -225,7 +228,13 @@ class _Solo:
                 self._execute(action)
             self._events.popleft()
 
+    def _post_later(self, event: JobEvent) -> None:
+        """The same from any thread: the cores belong to the training thread."""
+        self._inbox.post(lambda: self._post(event))
+
     def _hear_rank(self, message: RankToDaemon) -> None:
+        if isinstance(message, StateSent):
+            self._saves.on_sent(message)
         if isinstance(message, FromDaemon):
             self._post(HostSaid(HOST, message))
 
@@ -237,28 +246,27 @@ class _Solo:
                 self._hear_as_head(message)
             case ReceiveState():
                 self._post(StateStored("in this process", ""))
-            case OpenSave(transfer):
-                self._post(SaveSettled(transfer, "", NO_CHECKPOINTS))
+            case OpenSave():
+                self._saves.open(action)
+            case DropSave(transfer):
+                self._saves.drop(transfer)
             case ReadBundle(stem):
-                self._post(BundleRead(stem, None, NO_CHECKPOINTS))
+                self._saves.read(stem, self._settings)
             case Record(event, severity, detail):
-                log.log(_LEVELS[severity], "%s: %s", event, detail)
+                self._note(event, severity, detail)
             case EndRun(outcome):
                 self._outcome = outcome
             case StopHead():
                 self._post(HeadExited(0, 0))
-            case (
-                DropHost()
-                | RestoreHost()
-                | OpenReduction()
-                | CloseReduction()
-                | ResetStore()
-                | DropSave()
-                | SendBundle()
-            ):
+            case DropHost() | RestoreHost() | OpenReduction() | CloseReduction() | ResetStore() | SendBundle():
                 pass  # there is no connection, no other host and no rendezvous
             case _:
                 assert_never(action)
+
+    def _note(self, event: str, severity: Severity, detail: str) -> None:
+        if event in SAID:
+            sys.stderr.write(f"flodl: {detail}\n")
+        log.log(_LEVELS[severity], "%s: %s", event, detail)
 
     def _hear_controller(self, message: ToDaemon) -> None:
         match message:

@@ -216,7 +216,7 @@ def test_folder_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:
 
 def test_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
     (tmp_path / "ckpts").write_text("")
-    with pytest.raises(CheckpointError, match="the checkpoint cannot be written: File exists"):
+    with pytest.raises(CheckpointError, match="cannot be written: File exists: a folder on the way there is a file"):
         save(tmp_path / "ckpts" / "run", b"weights")
 
 

@@ -35,6 +35,15 @@ def test_an_order_is_carried_out_by_the_thread_that_takes_it() -> None:
     sender.join()
 
 
+def test_who_waited_for_nothing_is_told() -> None:
+    idle: list[int] = []
+    inbox = Inbox(lambda: idle.append(1))
+    inbox.post(Ticked())
+
+    assert (inbox.take(0.0), idle) == (Ticked(), [])
+    assert (inbox.take(0.0), idle) == (None, [1])
+
+
 def test_a_flood_waits_outside(monkeypatch: Any, wait_until: Callable[..., Any]) -> None:
     monkeypatch.setattr(inbox_module, "MAX_WAITING", 2)
     inbox, sent = Inbox(), []

@@ -271,6 +271,16 @@ def test_file_without_outer_optimizer_leaves_its_state_as_at_the_start(build_net
     assert not outer.slots["0/float32"].any()
 
 
+def test_who_is_alone_leaves_the_outer_state_where_it_is(build_net: Build, fd: int) -> None:
+    ours, theirs = build_net(), build_net()
+    save(ours, fd, outer_of(ours, SlowMomentum(), versions=1))
+    wanted = everything(ours)
+
+    take_whole_state(fd, theirs, None, is_alone=True)
+
+    assert_same(everything(theirs), wanted)
+
+
 # ------------------------------------------------------------------------------------------------------ what is refused
 def refused(fd: int, stepper: Stepper, outer: OuterStep | None = None) -> str:
     """The reason; nothing has changed."""
