@@ -37,7 +37,10 @@ from flodl.runtime.processes import create_memfd
 COPY_BYTES: Final = 1 << 20
 
 CLOSE_S: Final = 30.0
-"""How long the end of the run waits for the disk. What is left behind then is swept by the next save there."""
+"""How long the end of the run waits for a save. What is left behind then is swept by the next save there."""
+
+ABANDON_S: Final = 1.0
+"""The same where nothing is being saved: what is still read then is of no use to anybody."""
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +77,7 @@ class SoloSaves:
         """See the class."""
         if self._thread is not None:
             self._work.put(None)
-            self._thread.join(CLOSE_S)
+            self._thread.join(CLOSE_S if self._orders else ABANDON_S)
         os.close(self.outbox_fd)
 
     def open(self, order: OpenSave) -> None:

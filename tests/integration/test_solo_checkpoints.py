@@ -19,7 +19,7 @@ from torch import nn
 
 import flodl
 from flodl.checkpoint.bundle import BundleMeta, Stem
-from flodl.checkpoint.reader import find
+from flodl.checkpoint.reader import Bundle, find
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.position import SaveReason
 from flodl.errors import CheckpointError, RankFailed
@@ -184,6 +184,23 @@ def test_ctrl_c_saves_and_what_is_left_of_the_epoch_is_trained_once(
     told = capsys.readouterr().err
     assert f"flodl: version {meta.point.position.version} is saved: {stem}.fdl (GracefulShutdown)\n" in told
     assert f"flodl: resuming from {stem}.fdl: version {meta.point.position.version}, epoch 1 of 2\n" in told
+
+
+def test_ctrl_c_ends_a_run_that_is_still_reading(
+    stem: Path, complete: flodl.TrainedState, ctrl_c: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+
+    def slow(path: Path) -> Bundle:
+        ctrl_c()
+        gate.wait(LIMIT_S)
+        return find(path)
+
+    monkeypatch.setattr("flodl.rank.solo_saves.find", slow)
+
+    with pytest.raises(RankFailed, match=r"stopped by Ctrl-C"):
+        run(resume_from=stem).join(LIMIT_S / 2)
+    gate.set()
 
 
 # ---------------------------------------------------------------------------------------------------------- the files
