@@ -244,6 +244,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=None)
     parser.add_argument("--resume", default=None, help="the stem to go on from")
     parser.add_argument("--reshape", action="store_true")
+    parser.add_argument("--evaluate", action="store_true", help="after every epoch")
     parser.add_argument("--ballast-mb", type=int, default=0, help="that the optimizer remembers, and no round carries")
     parser.add_argument("--note-rates", action="store_true")
     parser.add_argument("--decay", action="store_true", help="the learning rate of global batch n is 0.01 / (1 + n)")
@@ -296,9 +297,11 @@ def main() -> None:
     note = args.log / f"steps-{RANK}.log" if args.note_steps and RANK.isdigit() else None
     step = Step(step_ms / 1e3, fault, args.fault_step, note, args.poisoned if args.fault_rank == RANK else 0)
     decay = torch.optim.lr_scheduler.LambdaLR
+    builder = flodl.Trainer.builder(build_model, make_optimizer, step)
+    if args.evaluate:
+        builder.eval_dataset(Numbers(16, None)).eval_fn(lambda model, x, y: float((model(x) - y).square().mean()))
     handle = (
-        flodl.Trainer.builder(build_model, make_optimizer, step)
-        .dataset(Numbers(args.size, args.log))
+        builder.dataset(Numbers(args.size, args.log))
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
         .epoch_splits(args.splits)
