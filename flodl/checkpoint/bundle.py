@@ -28,6 +28,8 @@ from flodl.checkpoint.point import point_from_json, point_to_json
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.errors import CheckpointError
 
+RESUME_VARIABLE: Final = "FDL_RESUME"
+"""In a run's environment: the stem that it goes on from, whatever its script says and whatever ranks there are."""
 FORMAT: Final = 1
 MODEL_SUFFIX: Final = ".fdl"
 META_SUFFIX: Final = ".meta.json"

@@ -125,5 +125,7 @@ class Startup:
         self._membership.admit(ranks)
         self._deadline_s = None
         size = len(self._membership)
-        note = Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", {})
+        checkpoint = self.settings.checkpoint
+        stems = {"save_path": checkpoint.save_path, "resume_from": checkpoint.resume_from}
+        note = Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", stems)
         return [note, *(SendHost(self._membership[rank].host, Admitted(rank, size, ranks, version)) for rank in ranks)]

@@ -69,7 +69,11 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
         HostUnreachable: names of hosts do not resolve.
         FlodlError: the controller did not start; its own words are in the message.
     """
-    spec = plan(cluster, local_request(options))
+    return start(plan(cluster, local_request(options)), options)
+
+
+def start(spec: RunSpec, options: LaunchOptions) -> int:
+    """``launch`` behind its plan."""
     terminal = Terminal()
     if options.dry_run:
         preflight.check_script(spec)

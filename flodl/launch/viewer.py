@@ -240,7 +240,8 @@ class Viewer:
             return EXIT_INTERRUPTED
         self._terminal.say(
             f"fdl: the controller (pid {self._info.pid}) has vanished without a word; its hosts stop by themselves\n"
-            f"fdl: its log: {self._run.logs / 'controller.log'}",
+            f"fdl: its log: {self._run.logs / 'controller.log'}\n"
+            f"fdl: from its last checkpoint, where it saved one: fdl launch --resume {self._run.run_id}",
             RED,
         )
         return 1

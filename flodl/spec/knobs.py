@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
 from flodl.averaging.outer import OuterAvg, OuterOptimizer
-from flodl.checkpoint.bundle import name_of
+from flodl.checkpoint.bundle import RESUME_VARIABLE, name_of
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
@@ -257,13 +257,14 @@ class JobConfig(Knobs, Values):
         )
 
     def checkpoint_settings(self) -> CheckpointSettings:
-        """What is saved when and where, and what the run goes on from."""
+        """What is saved when and where, and what the run goes on from: FDL_RESUME, of ``fdl launch --resume``, wins."""
+        again = os.environ.get(RESUME_VARIABLE, "")
         return CheckpointSettings(
             save_path=os.fspath(self.save_path or ""),
             every=self.checkpoint_every or 0,
             at_epochs=_epochs("checkpoint_at_epoch", self.checkpoint_at_epoch),
-            resume_from=os.fspath(self.resume_from or ""),
-            reshape=self.reshape,
+            resume_from=again or os.fspath(self.resume_from or ""),
+            reshape=self.reshape or bool(again),
         )
 
 

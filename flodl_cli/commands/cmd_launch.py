@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from flodl.launch.launcher import LaunchOptions, launch
+from flodl.launch.launcher import LaunchOptions, launch, start
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
@@ -21,7 +21,7 @@ class _LaunchCommand(click.Command):
         return super().parse_args(ctx, own)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
-        return ["[OPTIONS]", "SCRIPT [ARGS]..."]
+        return ["[OPTIONS]", "SCRIPT [ARGS]...", "|", "--resume [RUN]"]
 
 
 def split_script(command: click.Command, args: list[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -72,6 +72,11 @@ def _takes_next(word: str, options: dict[str, click.Option]) -> bool:
     metavar="SECONDS",
     help="Between SIGTERM and SIGKILL of a rank.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Instead of a script: a run that has ended; launch it again, from its last checkpoint. Default: the latest.",
+)
 @click.option("-m", "module", metavar="MODULE", expose_value=False, help="Run a module, as python -m does.")
 @click.pass_context
 def command(
@@ -83,6 +88,7 @@ def command(
     dry_run: bool,
     no_preflight: bool,
     stop_timeout: float,
+    resume: bool,
 ) -> int:
     """Train SCRIPT with one rank per device, here or on a cluster.
 
@@ -90,6 +96,11 @@ def command(
     machine, else one CPU rank. Everything after SCRIPT belongs to it.
     """
     script: tuple[str, ...] = ctx.meta["flodl.script"]
+    if resume:
+        if local is not None or cluster_file is not None or len(script) > 1:
+            raise click.UsageError("--resume takes a run and nothing else: script and cluster are that run's.", ctx)
+        options = LaunchOptions((), name, detach, dry_run, not no_preflight, stop_timeout)
+        return _again(script[0] if script else None, options)
     if not script:
         raise click.UsageError("Missing the script to launch; try: fdl launch train.py", ctx)
     if script[0] == "-m" and len(script) == 1:
@@ -98,6 +109,15 @@ def command(
         raise click.UsageError("--local and -c exclude each other.", ctx)
     options = LaunchOptions(script, name, detach, dry_run, not no_preflight, stop_timeout)
     return launch(_cluster(local, cluster_file), options)
+
+
+def _again(run: str | None, options: LaunchOptions) -> int:
+    from flodl.launch import rundir
+    from flodl.launch.resumption import plan_resumption
+
+    spec, stem = plan_resumption(rundir.find(run), options)
+    click.echo(f"fdl: going on from {stem}", err=True)
+    return start(spec, options)
 
 
 def _cluster(local: int | None, cluster_file: Path | None) -> "ClusterSpec":

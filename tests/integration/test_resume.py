@@ -18,7 +18,7 @@ from flodl.core.elche import Phase
 from flodl.core.position import SaveReason
 from tests.bundles import weights, write_bundle
 from tests.conftest import Figures
-from tests.runs import END_S, ROOT, Fdl, Launched
+from tests.runs import CLEAN_S, END_S, ROOT, START_S, Fdl, Launched
 from tests.witness import checkpoint_faults, witness_run
 
 pytestmark = pytest.mark.timeout(240)
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.timeout(240)
 MODES = ["nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync", "cpu_async"]
 EXAMPLES = ROOT / "tests" / "scripts" / "examples.py"
 SIZE, BATCH = 4003, 8
+GRACE_S = 5.0
 EPOCHS = 2
 STRIDE = 3
 """Batches of all ranks while one does a step, about; a rank runs ahead of what is merged when a stop cuts windows."""
@@ -374,3 +375,26 @@ def test_checkpoint_that_cannot_be_trusted_is_refused_before_anybody_trains(
     assert words in part.run.stderr, part.run.story()
     assert_nobody_trained(part)
     assert not (story.stem.parent / "executed").exists()
+
+
+# ------------------------------------------------------------------------------------------------ a controller's death
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[] if mode == "cpu_cadence" else pytest.mark.long) for mode in MODES]
+)
+def test_run_whose_controller_was_killed_is_launched_again_from_its_last_checkpoint(fdl: Fdl, mode: str) -> None:
+    flags = {"mode": mode, "size": 403, "batch_size": 4, "epochs": 12, "step_ms": 5, "save": "ckpts/run", "every": 1}
+    first = fdl.job(options=("--local", 3), **flags)
+    first.wait_for_training()
+    fdl.wait_until(lambda: first.events("checkpoint"), START_S, first.story)
+
+    first.kill("controller")
+
+    assert first.wait(END_S) == 1, first.story()
+    assert f"fdl launch --resume {first.run_id}" in first.stderr
+    first.wait_until_clean(GRACE_S + CLEAN_S)
+    second = fdl.launch("--stop-timeout", 5, "--resume", first.run_id)
+    assert second.wait() == 0, second.story()
+    position = find(fdl.folder / "ckpts" / "run").meta.point.position
+    assert (position.epoch, position.covered) == (12, ())
+    assert checkpoint_faults(position, 403, first.folder, second.folder) == []
+    second.wait_until_clean()
