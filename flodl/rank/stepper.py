@@ -22,6 +22,7 @@ from flodl.messages import Precision
 from flodl.rank.backup import Backup, Memory
 from flodl.rank.clipping import clip_gradient
 from flodl.rank.losses import DeviceSum, HostSum, LossSum
+from flodl.rank.refusals import checked_loss, checked_optimizer, misuse_behind
 from flodl.rank.schedule import Schedule, build_scheduler, scale_learning_rates, total_steps
 from flodl.rank.words import describe_value
 from flodl.spec import context
@@ -65,7 +66,7 @@ class Stepper:
         """Train the next batch; None when the dataset has not delivered it yet.
 
         Raises:
-            UsageError: ``train_step`` returned no 0-d tensor.
+            UsageError: ``train_step`` returned no loss that backward can start from, or met another misuse.
             Exception: whatever the dataset, ``train_step``, backward or the optimizer raised.
         """
         try:
@@ -117,13 +118,18 @@ class Stepper:
     def _add_gradient(self, part: MicroBatch, batch_samples: int) -> None:
         """Weighted by samples, the gradients of mean losses add up to the whole batch's."""
         data = to_device(part.data, self.device)
-        with self._autocast():
-            loss: Any = self._train_step(self.model, data)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            raise UsageError(f"train_step returned {describe_value(loss)}; return the loss of the batch, a 0-d tensor")
-        weighted = loss if part.samples == batch_samples else loss * (part.samples / batch_samples)
-        scaled: Any = weighted if self.scaler is None else self.scaler.scale(weighted)
-        scaled.backward()
+        try:
+            with self._autocast():
+                returned = self._train_step(self.model, data)
+            loss = checked_loss(returned, self._train_step)
+            weighted = loss if part.samples == batch_samples else loss * (part.samples / batch_samples)
+            scaled: Any = weighted if self.scaler is None else self.scaler.scale(weighted)
+            scaled.backward()
+        except (ValueError, RuntimeError) as error:
+            misuse = misuse_behind(error, part.samples, self._train_step)
+            if misuse is None:
+                raise
+            raise misuse from error
         self._losses.add(loss.detach(), part.samples)
 
     def _apply_gradient(self) -> None:
@@ -166,9 +172,7 @@ def build_stepper(job: TrainingJob, device: torch.device, rank: RankId) -> Stepp
             f"build_model returned a {type(model).__name__} without parameters, so there is nothing to train; create "
             "them in build_model, also those that depend on the first batch"
         )
-    optimizer = job.make_optimizer(model.parameters())
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise UsageError(f"make_optimizer returned {describe_value(optimizer)}; return a torch.optim.Optimizer")
+    optimizer = checked_optimizer(job.make_optimizer(model.parameters()), job.make_optimizer)
     config, merge_single_tail = job.config, merges_single_tail(model)
     _refuse_misfits(job, model, merge_single_tail)
     scale_learning_rates(optimizer, config.lr_scale_ratio, context.world_size())

@@ -1,7 +1,8 @@
 """What an uncaught error of flodl leaves: the exit code that docs/operations.md gives to its class, and its words.
 
-Under ``fdl`` a ``ConfigError``, which is the script's to mend, is told by its message and the script's own places. The
-whole traceback follows in the log, each line marked: the launching terminal leaves these lines out.
+A ``ConfigError``, which is the script's to mend, is told by its message and the script's own places. Under ``fdl`` the
+whole traceback follows in the log, each line marked: the launching terminal leaves these lines out. Without ``fdl``
+there is no log, and ``FDL_TRACEBACK=1`` shows the whole instead.
 """
 
 import os
@@ -15,7 +16,10 @@ from flodl.spec.context import ROLE_VARIABLE
 MARK = "flodl traceback | "
 """Begins every line of a log that is for a closer look only."""
 
-_NOT_THE_SCRIPT = frozenset({"flodl", "runpy"})
+TRACEBACK_VARIABLE = "FDL_TRACEBACK"
+
+_NOT_THE_SCRIPT = frozenset({"flodl", "runpy", "torch"})
+_HINT = f"{TRACEBACK_VARIABLE}=1 shows the whole traceback\n"
 _is_installed = False
 
 
@@ -32,9 +36,10 @@ def exit_with_own_code() -> None:
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        is_logged = ROLE_VARIABLE in os.environ and show is sys.__excepthook__
-        if is_logged and isinstance(error, ConfigError) and sys.stderr is not None:
-            sys.stderr.write(_words(error, trace))
+        is_ours = isinstance(error, ConfigError) and show is sys.__excepthook__ and sys.stderr is not None
+        is_logged = ROLE_VARIABLE in os.environ
+        if is_ours and (is_logged or not os.environ.get(TRACEBACK_VARIABLE)):
+            sys.stderr.write(_words(error, trace) + (_whole(error) if is_logged else _HINT))
         else:
             show(kind, error, trace)
         if isinstance(error, FlodlError):
@@ -46,15 +51,11 @@ def exit_with_own_code() -> None:
 def _words(error: BaseException, trace: TracebackType | None) -> str:
     places = traceback.StackSummary.extract(place for place in _stack(trace) if _is_of_script(place[0]))
     header = ["  in your script, most recent call last:\n"] if places else []
-    whole = "".join(traceback.format_exception(error)).splitlines()
-    return "".join(
-        [
-            *traceback.format_exception_only(error),
-            *header,
-            *places.format(),
-            *(f"{MARK}{line}\n" for line in whole),
-        ]
-    )
+    return "".join([*traceback.format_exception_only(error), *header, *places.format()])
+
+
+def _whole(error: BaseException) -> str:
+    return "".join(f"{MARK}{line}\n" for line in "".join(traceback.format_exception(error)).splitlines())
 
 
 def _stack(trace: TracebackType | None) -> list[tuple[FrameType, int]]:

@@ -1,7 +1,10 @@
 """One step and one window: who does what to the model, what is summed, what is refused."""
 
+import functools
 import math
+import re
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +20,7 @@ from flodl.ids import Grant, Span
 from flodl.rank.losses import DeviceSum, HostSum
 from flodl.rank.stepper import Stepper, build_stepper, merges_single_tail
 from flodl.spec import context
+from tests.unit.rank.conftest import mse
 
 CPU = torch.device("cpu")
 Build = Callable[..., Stepper]
@@ -125,14 +129,70 @@ def test_gradients_are_clipped_to_the_norm(build: Build) -> None:
 
 @pytest.mark.parametrize(
     ("returned", "words"),
-    [(None, "None"), (1.0, "a float"), (torch.zeros(3), r"a tensor of shape \[3\]")],
+    [
+        (None, "None"),
+        (1.0, "a float"),
+        ((torch.zeros(()), 1), "a tuple"),
+        (torch.zeros(3), r"a tensor of shape \[3\]"),
+        (torch.zeros((), dtype=torch.complex64), "a complex number"),
+        (torch.zeros(()), r"a loss without a graph, .*\.detach\(\), \.item\(\)"),
+    ],
 )
 def test_a_step_that_returns_no_loss_is_refused_with_what_it_returned(build: Build, returned: Any, words: str) -> None:
     stepper = build(train_step=lambda model, batch: returned)
     stepper.push(Grant(0, (Span(0, 4),)))
 
-    with pytest.raises(UsageError, match=f"train_step returned {words}"):
+    with pytest.raises(UsageError, match=f"train_step returned {words}") as caught:
         step(stepper)
+    assert re.fullmatch(r'  train_step: File ".*test_stepper.py", line \d+, in <lambda>', caught.value.__notes__[0])
+
+
+def test_a_loss_under_no_grad_is_refused(build: Build) -> None:
+    stepper = build(train_step=torch.no_grad()(lambda model, batch: model(batch[0]).mean()))
+    stepper.push(Grant(0, (Span(0, 4),)))
+
+    with pytest.raises(UsageError, match=r"outside of torch\.no_grad"):
+        step(stepper)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "words"),
+    [(1, "set batch_size to at least 2"), (4, r"though the batch has 4 samples \(Expected more than 1 value")],
+)
+def test_one_value_per_channel_is_told_by_the_batch(build: Build, batch_size: int, words: str) -> None:
+    stepper = build(
+        build_model=lambda device: nn.Sequential(nn.Linear(1, 2), nn.BatchNorm1d(2)),
+        train_step=lambda model, batch: model(batch[0][:1]).mean(),
+        batch_size=batch_size,
+    )
+    stepper.push(Grant(0, (Span(0, 4),)))
+
+    with pytest.raises(UsageError, match=words) as caught:
+        step(stepper)
+    places = traceback.extract_tb(caught.value.__traceback__)
+    assert any(place.filename == __file__ and place.name == "<lambda>" for place in places)
+
+
+def test_backward_in_train_step_is_told_from_an_error_of_the_script(build: Build) -> None:
+    def twice(model: Any, batch: Any) -> torch.Tensor:
+        loss = mse(model, batch)
+        loss.backward()
+        return loss
+
+    for train_step, kind, words in (
+        (functools.partial(twice), UsageError, "flodl calls it"),
+        (lambda model, batch: model(batch[0].reshape(3)), RuntimeError, "invalid for input"),
+    ):
+        stepper = build(train_step=train_step)
+        stepper.push(Grant(0, (Span(0, 4),)))
+        with pytest.raises(kind, match=words):
+            step(stepper)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused_and_one_that_takes_it_is_not(make_job: Any, build: Build) -> None:
+    with pytest.raises(UsageError, match="returned a LBFGS, whose step needs a closure"):
+        build_stepper(make_job(make_optimizer=torch.optim.LBFGS), CPU, 0)
+    build(make_optimizer=torch.optim.AdamW)
 
 
 def test_functions_that_return_something_else_are_named(make_job: Any) -> None:

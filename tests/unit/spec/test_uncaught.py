@@ -39,12 +39,15 @@ caught = own["caught"]
 """A function of flodl's that shows an error itself, as a rank does."""
 
 
-def run(folder: Path, body: str, before: str = "", role: str = "taken:1") -> tuple[int, list[str]]:
+def run(
+    folder: Path, body: str, before: str = "", role: str = "taken:1", wants_traceback: str = ""
+) -> tuple[int, list[str]]:
     """The exit code, and what stands on stderr."""
     path = folder / "train.py"
     path.write_text(SCRIPT.format(before=before, body=body))
     env = {name: value for name, value in os.environ.items() if name != "FLODL_ROLE"}
     env |= {"FLODL_ROLE": role} if role else {}
+    env |= {"FDL_TRACEBACK": wants_traceback}
     done = subprocess.run([sys.executable, str(path)], env=env, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stderr.splitlines()
 
@@ -67,17 +70,29 @@ def test_under_fdl_message_and_own_places_come_first_and_the_whole_traceback_is_
     assert any("context.py" in line for line in lines[len(shown) :])
 
 
+def test_without_fdl_message_and_own_places_are_all(tmp_path: Path) -> None:
+    code, lines = run(tmp_path, "step()", role="")
+
+    assert code == 2
+    assert lines[0].startswith("flodl.errors.UsageError: there is no run in this process")
+    assert [line.strip() for line in lines[3::2]] == ["train()", "step()", 'record_scalar("loss", 1.0)']
+    assert lines[-1] == "FDL_TRACEBACK=1 shows the whole traceback"
+
+
 @pytest.mark.parametrize(
-    ("body", "before", "role"),
+    ("body", "before", "role", "wants_traceback"),
     [
-        ("raise KeyError(1)", "", "taken:1"),
-        ("step()", "", ""),
-        ("step()", "sys.excepthook = lambda *told: sys.__excepthook__(*told)", "taken:1"),
+        ("raise KeyError(1)", "", "taken:1", ""),
+        ("raise KeyError(1)", "", "", ""),
+        ("step()", "", "", "1"),
+        ("step()", "sys.excepthook = lambda *told: sys.__excepthook__(*told)", "taken:1", ""),
+        ("step()", "sys.excepthook = lambda *told: sys.__excepthook__(*told)", "", ""),
     ],
-    ids=["an error of the script", "without fdl", "with a hook of its own"],
 )
-def test_other_errors_and_other_places_keep_the_traceback(tmp_path: Path, body: str, before: str, role: str) -> None:
-    _, lines = run(tmp_path, body, before, role)
+def test_other_errors_and_other_places_keep_the_traceback(
+    tmp_path: Path, body: str, before: str, role: str, wants_traceback: str
+) -> None:
+    _, lines = run(tmp_path, body, before, role, wants_traceback)
 
     assert lines[0] == "Traceback (most recent call last):"
     assert MARK not in "".join(lines)
@@ -99,5 +114,5 @@ def test_uncaught_error_ends_the_script_with_its_own_code(raised: str, code: int
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.returncode, done.stdout) == (code, "atexit\n")
-    assert done.stderr.startswith("Traceback")
-    assert done.stderr.count("Traceback") == 1
+    assert done.stderr.splitlines()[0].startswith(("Traceback", "flodl.errors.ConfigError: no"))
+    assert done.stderr.count("no\n") + done.stderr.count("KeyError: 1") == 1
