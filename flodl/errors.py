@@ -22,6 +22,14 @@ class UsageError(ConfigError):
     """The script uses the API in a way that cannot work; the message names the line to change."""
 
 
+class UnknownArgument(UsageError, TypeError):
+    """A call of flodl with an argument that is missing, or that nobody knows."""
+
+
+class UnknownSetting(UsageError, AttributeError):
+    """A setting that nobody knows; an AttributeError too, so that ``hasattr`` answers False."""
+
+
 class PreflightError(FlodlError):
     """Something that the run needs is not there: a port, a file, a folder, a package."""
 

@@ -33,7 +33,8 @@ _NO_NCCL_ASYNC = (
 )
 
 
-def _mode(name: str, value: Any) -> Mode:
+def checked_mode(name: str, value: Any) -> Mode:
+    """``value`` as a mode. Raises ConfigError that names the modes there are."""
     try:
         return Mode(value)
     except ValueError:
@@ -65,7 +66,7 @@ def _ratios(name: str, value: Any) -> tuple[float, ...] | None:
 class CadenceKnobs(KnobTable):
     """Every knob of the cadence; the defaults are ``messages.CadenceSettings``'."""
 
-    mode: Knob[Mode | str] = knob(default=CadenceSettings().mode, check=_mode)
+    mode: Knob[Mode | str] = knob(default=CadenceSettings().mode, check=checked_mode)
     """The mode, as a member of ElCheMode or by its name."""
     anchor: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
     """Batches the slowest rank does in the first window; None takes the mode's default (10, sync modes 1)."""
@@ -134,7 +135,7 @@ class ElCheConfig(CadenceKnobs, Chained):
     @classmethod
     def nccl_async(cls) -> NoReturn:
         """Refused. Raises ConfigError that names the way to go."""
-        _mode("mode", "nccl_async")
+        checked_mode("mode", "nccl_async")
         raise AssertionError("nccl_async passed the check of modes")
 
     @property

@@ -5,13 +5,14 @@ a setter (``config.batch_size(64)`` returns the config); one that is also ``Valu
 Type checkers see both, and the keyword arguments, through the descriptor and ``dataclass_transform`` (PEP 681).
 """
 
+import difflib
 import inspect
 import operator
 import sys
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar, dataclass_transform, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, dataclass_transform, overload
 
-from flodl.errors import ConfigError, UsageError
+from flodl.errors import ConfigError, UnknownArgument, UnknownSetting, UsageError
 
 T = TypeVar("T")
 ChainedT = TypeVar("ChainedT", bound="Chained")
@@ -85,7 +86,7 @@ class KnobTable:
     """Base of every table. Holds the values that were set; defaults are applied when they are read."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = _signature(type(self)).bind(*args, **kwargs).arguments
+        given = _bind(type(self), args, kwargs)
         self._values: dict[str, Any] = {name: getattr(type(self), name).checked(value) for name, value in given.items()}
         self._constructed()
 
@@ -112,6 +113,19 @@ class KnobTable:
             raise UsageError(f"{', '.join(missing)} must be set; add {fix} before the run starts")
         return values
 
+    if not TYPE_CHECKING:  # type checkers know every knob, and shall go on to refuse the others
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            # A name, so that the interpreter adds no guess of its own.
+            raise UnknownSetting(_unknown(type(self), name), name=name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not name.startswith("_") and not hasattr(type(self), name):
+                raise UnknownSetting(_unknown(type(self), name), name=name)
+            super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._values.items())
         return f"{type(self).__name__}({settings})"
@@ -128,6 +142,28 @@ def _signature(table: type[KnobTable]) -> inspect.Signature:
             for name, entry in table.knobs().items()
         ]
     )
+
+
+def _bind(table: type[KnobTable], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The values by name. Raises UnknownArgument, which is a TypeError too, in words that name the fix."""
+    for name in kwargs:
+        if name not in table.knobs():
+            raise UnknownArgument(_unknown(table, name))
+    try:
+        given = _signature(table).bind_partial(*args, **kwargs).arguments
+    except TypeError as error:
+        raise UnknownArgument(f"{table.__name__}: {error}; pass knobs by name") from None
+    missing = [name for name, entry in table.knobs().items() if entry.default is REQUIRED and name not in given]
+    if missing:
+        raise UnknownArgument(f"{table.__name__}: {', '.join(missing)} must be set; add {missing[0]}=...")
+    return given
+
+
+def _unknown(table: type[KnobTable], name: str) -> str:
+    known = list(table.knobs())
+    close = difflib.get_close_matches(name.lower(), known, n=1)
+    remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"{table.__name__} has no knob {name!r}; {remedy}"
 
 
 def whole_number(minimum: int, maximum: int = 2**63 - 1, *, optional: bool = False) -> Check:

@@ -17,7 +17,7 @@ from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId, batch_count
 from flodl.messages import CheckpointSettings, Precision, Settings
-from flodl.spec.cadence import ElCheConfig
+from flodl.spec.cadence import ElCheConfig, checked_mode
 from flodl.spec.knob import (
     Chained,
     ChainedT,
@@ -85,7 +85,8 @@ def _eval_dataset(name: str, value: Any) -> Any:
 
 def _elche(name: str, value: Any) -> ElCheConfig:
     if not isinstance(value, ElCheConfig):
-        raise ConfigError(f"{name} is {value!r}; pass an ElCheConfig such as ElCheConfig.cpu_cadence()")
+        preset = checked_mode(name, value).value if isinstance(value, str) else "cpu_cadence"
+        raise ConfigError(f"{name} is {value!r}; pass an ElCheConfig such as ElCheConfig.{preset}()")
     return value
 
 

@@ -15,7 +15,7 @@ class TrainerConfig(Knobs, Chained):
 
     Raises:
         ConfigError: a value cannot be used, or two contradict each other; the message names the fix.
-        TypeError: an argument without a default is missing, or none has that name.
+        UnknownArgument: an argument without a default is missing, or none has that name; a TypeError too.
     """
 
     def _constructed(self) -> None:

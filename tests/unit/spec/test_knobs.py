@@ -1,7 +1,9 @@
 """The knobs: one definition for keywords, setters and values, and one clear message for whatever cannot be used."""
 
+import copy
 import itertools
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -95,10 +97,36 @@ def test_a_missing_knob_of_a_builder_is_named_with_the_line_to_add() -> None:
         builder().dataset(DATA).run()
 
 
-@pytest.mark.parametrize("call", [lambda: TrainerConfig(DATA, batch_size=1), lambda: config(batchsize=3)])
-def test_a_wrong_keyword_is_a_type_error_like_any_functions(call: Callable[[], TrainerConfig]) -> None:
-    with pytest.raises(TypeError):
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: TrainerConfig(DATA, batch_size=1), r"TrainerConfig: num_epochs must be set; add num_epochs=\.\.\."),
+        (lambda: TrainerConfig(DATA, 3, batch_size=1), "TrainerConfig: too many positional arguments; pass knobs by"),
+        (lambda: config(batchsize=3), r"TrainerConfig has no knob 'batchsize'; did you mean batch_size\?"),
+        (lambda: ElCheConfig(Max_Anchr=3), r"ElCheConfig has no knob 'Max_Anchr'; did you mean max_anchor\?"),
+        (lambda: ElCheConfig(q=3), "ElCheConfig has no knob 'q'; there are mode, anchor, min_anchor, "),
+    ],
+)
+def test_a_wrong_argument_is_a_type_error_that_names_the_right_one(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
         call()
+    assert isinstance(caught.value, TypeError)
+
+
+@pytest.mark.parametrize("table", [builder(), config()])
+def test_an_unknown_setter_is_an_attribute_error_that_names_the_right_one(table: Any) -> None:
+    with pytest.raises(UsageError, match=r"has no knob 'max_gradnorm'; did you mean max_grad_norm\?") as caught:
+        table.max_gradnorm(3)
+    with pytest.raises(UsageError, match=r"has no knob 'batchsize'; did you mean batch_size\?"):
+        table.batchsize = 3
+    shown = "".join(traceback.format_exception(caught.value))
+
+    assert isinstance(caught.value, AttributeError)
+    assert shown.lower().count("did you mean") == 1
+    assert not hasattr(table, "batchsize")
+    assert "seed=3" in repr(copy.copy(table).seed(3))
+    with pytest.raises(AttributeError, match="object has no attribute '_nothing'"):
+        copy.copy(table)._nothing()
 
 
 @pytest.mark.parametrize(
@@ -117,7 +145,11 @@ def test_a_wrong_keyword_is_a_type_error_like_any_functions(call: Callable[[], T
         ({"max_grad_norm": "1"}, "max_grad_norm is '1'"),
         ({"metrics_fn": 3}, "metrics_fn is 3; pass a function, not its result"),
         ({"cluster": "hosts.yml"}, "cluster is 'hosts.yml'; pass a ClusterBuilder, or start with fdl launch -c FILE"),
-        ({"elche": "cpu_sync"}, r"pass an ElCheConfig such as ElCheConfig.cpu_cadence\(\)"),
+        ({"elche": "cpu_sync"}, r"pass an ElCheConfig such as ElCheConfig.cpu_sync\(\)"),
+        ({"elche": ElCheMode.CPU_ASYNC}, r"pass an ElCheConfig such as ElCheConfig.cpu_async\(\)"),
+        ({"elche": "nccl_async"}, "nccl_async is not a mode"),
+        ({"elche": "cpu"}, "elche is 'cpu'; this version offers nccl_sync, "),
+        ({"elche": 3}, r"elche is 3; pass an ElCheConfig such as ElCheConfig.cpu_cadence\(\)"),
         ({"epoch_callback_policy": 1}, "pass EpochCallbackPolicy.FASTEST or"),
         ({"eval_dataset": DATA}, "eval_dataset is set but eval_fn is not; set both, or neither"),
         ({"eval_fn": len}, "eval_fn is set but eval_dataset is not; set both, or neither"),
