@@ -52,11 +52,13 @@ def epoch_line(fields: Mapping[str, Any]) -> str:
     return "  ".join(parts)
 
 
-def log_line(line: Mapping[str, Any], *, prefix: bool = True) -> str:
-    """One line of a log stream as shown: ``host:rank: text``; the head's without prefix."""
+def log_line(line: Mapping[str, Any], *, prefix: bool = True, names_head: bool = False) -> str:
+    """One line of a log stream as shown: ``host:rank: text``; the head's as it is, or ``head: text``."""
     rank, text = line.get("rank", -1), last_update(str(line.get("text", "")).rstrip("\n"))
-    if not prefix or not isinstance(rank, int) or rank < 0:
+    if not prefix:
         return text
+    if not isinstance(rank, int) or rank < 0:
+        return f"head: {text}" if names_head else text
     return f"{line.get('host', '')}:{rank}: {text}"
 
 

@@ -32,7 +32,7 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.option("--host", "hosts", multiple=True, help="Only this host. May be repeated.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Only stdout or only stderr.")
 @click.option("--grep", metavar="REGEX", help="Only lines in which it is found.")
-@click.option("--prefix/--no-prefix", default=True, help="host:rank: in front of each line.")
+@click.option("--prefix/--no-prefix", default=True, help="host:rank: or head: in front of each line.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 def command(
     run: str | None,
@@ -59,7 +59,7 @@ def command(
         text = str(line.get("text", ""))
         if not _fits(line, wanted, hosts, stream, since_s) or (pattern and not pattern.search(text)):
             continue
-        click.echo(json.dumps(line) if as_json else log_line(line, prefix=prefix))
+        click.echo(json.dumps(line) if as_json else log_line(line, prefix=prefix, names_head=True))
     return 0
 
 

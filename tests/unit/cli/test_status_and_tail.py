@@ -154,7 +154,7 @@ def test_status_of_a_run_whose_controller_is_gone_says_so(ended: RunDir) -> None
 
 def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
     lines = fdl("tail").output.splitlines()
-    assert lines[0] == "from the head"
+    assert lines[0] == "head: from the head"
     assert lines[1:4] == ["node-a:0: one", "node-a:0: two", "node-a:0: three"]
     assert "node-a:1: bad \\xff\\xfe byte" in lines
     assert "node-a:1: 30%" in lines
@@ -166,6 +166,7 @@ def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
     [
         (["-n", "1", "--rank", "0"], ["node-a:0: three"]),
         (["--rank", "0", "--no-prefix"], ["one", "two", "three"]),
+        (["--no-prefix", "--grep", "head"], ["from the head"]),
         (["--stream", "stderr", "--grep", "hal+f"], ["node-a:1: half"]),
         (["--host", "elsewhere"], []),
         (["--rank", "2-9"], []),
