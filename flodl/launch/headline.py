@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.core.ending import KIND_HOST
 from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
 
@@ -31,7 +32,7 @@ def describe_outcome(run: RunDir, outcome: Mapping[str, Any], state: Mapping[str
 def log_path(run: RunDir, failure: Mapping[str, Any]) -> Path:
     """The log that tells most about ``failure``."""
     rank = failure.get("rank", -1)
-    if isinstance(rank, int) and rank >= 0:
+    if isinstance(rank, int) and rank >= 0 and failure.get("kind") != KIND_HOST:
         return run.logs / f"rank{rank}.stderr.log"
     if failure.get("kind") == "head":
         return run.logs / "head.stderr.log"
@@ -68,12 +69,18 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
         lines += [
-            f"last lines of {'its stderr' if path.exists() else 'the traceback'}:",
+            f"last lines of {_source(path)}:",
             *(f"  | {line}" for line in said),
         ]
     if path.exists():
         lines.append(f"full log: {path}")
     return lines
+
+
+def _source(path: Path) -> str:
+    if not path.exists():
+        return "the traceback"
+    return "the daemon's log" if path.name.startswith("daemon-") else "its stderr"
 
 
 def _who(failure: Mapping[str, Any], state: Mapping[str, Any]) -> str:
@@ -97,7 +104,9 @@ def _rest(outcome: Mapping[str, Any]) -> list[str]:
         lines.append(f"{collateral} more failure(s) only followed from it")
     if losses:
         named = ", ".join(_who(loss, {}) for loss in losses[:8] if isinstance(loss, dict))
-        lines.append(f"{len(losses)} loss(es) were tolerated: {named}")
+        # Where no rank is left nothing was tolerated: these are the first of those that ended the run.
+        fate = "came before it" if outcome.get("status") == "failed" else "were tolerated"
+        lines.append(f"{len(losses)} loss(es) {fate}: {named}")
     return lines
 
 

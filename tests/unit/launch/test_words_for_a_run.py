@@ -99,7 +99,25 @@ def test_headline_is_the_first_failure_with_its_last_lines_and_log(run: RunDir) 
     assert lines[42] == "  | ValueError: \\xff boom"
     assert f"full log: {log}" in lines
     assert "2 more failure(s) only followed from it" in lines
-    assert lines[-1] == "1 loss(es) were tolerated: rank 2 on node-b"
+    assert lines[-1] == "1 loss(es) came before it: rank 2 on node-b"
+
+
+def test_losses_of_a_run_that_went_on_were_tolerated(run: RunDir) -> None:
+    lines = describe_outcome(run, {"status": "completed", "losses": [FAILURE]}, {})
+    assert lines[1:] == ["1 loss(es) were tolerated: rank 2 on node-b"]
+
+
+def test_a_rank_lost_with_its_host_is_explained_by_the_daemon(run: RunDir) -> None:
+    (run.logs / "rank2.stderr.log").write_text("nothing to say\n")
+    log = run.logs / "daemon-node-b.log"
+    log.write_text("leaving: the daemon was stopped by the end of its warden\n")
+    failure = {**FAILURE, "kind": "host lost", "error": "stopped by its daemon, which leaves the run"}
+    lines = describe_outcome(run, {"status": "failed", "failure": failure}, {})
+    assert lines[2:] == [
+        "last lines of the daemon's log:",
+        "  | leaving: the daemon was stopped by the end of its warden",
+        f"full log: {log}",
+    ]
 
 
 def test_failure_is_not_said_twice(run: RunDir) -> None:
