@@ -80,6 +80,9 @@ class ConvergenceGuard(Protocol):
 class NoGuard:
     """The overhead alone decides."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def judge(self, figures: RoundFigures) -> ConvergenceAction:
         """Never an objection."""
         return ConvergenceAction.STABLE
@@ -102,6 +105,9 @@ class TrendGuard:
         """
         self.threshold = _checked_positive("threshold", threshold)
         self._history: deque[float] = deque(maxlen=HISTORY)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.threshold!r})"
 
     @property
     def history(self) -> tuple[float, ...]:
@@ -146,6 +152,12 @@ class MsfGuard:
         self._suppress_streak = 0
         self._nudge_streak = 0
         self._lost_rounds = 0
+
+    def __repr__(self) -> str:
+        s = self.settings
+        suppress = f"with_suppress(threshold={s.suppress_above!r}, n={s.suppress_rounds!r})"
+        nudge = f"with_nudge(threshold={s.nudge_above!r}, n={s.nudge_rounds!r}, factor={s.nudge_factor!r})"
+        return f"{type(self).__name__}().{suppress}.{nudge}"
 
     @classmethod
     def of(cls, settings: GuardSettings) -> "MsfGuard":

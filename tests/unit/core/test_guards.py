@@ -51,6 +51,13 @@ def test_factor_outside_0_and_1_is_refused(factor: Any) -> None:
         ConvergenceAction.nudge_down(factor)
 
 
+# --------------------------------------------------------------------------------------------------------------- words
+def test_guards_print_as_they_are_written() -> None:
+    msf = MsfGuard().with_suppress(0.25, n=2).with_nudge(0.5, n=4, factor=0.75)
+    assert [repr(NoGuard()), repr(TrendGuard(0.1))] == ["NoGuard()", "TrendGuard(0.1)"]
+    assert repr(msf) == "MsfGuard().with_suppress(threshold=0.25, n=2).with_nudge(threshold=0.5, n=4, factor=0.75)"
+
+
 # ------------------------------------------------------------------------------------------------------------ no guard
 @pytest.mark.parametrize("divergence", [0.0, 1e9, math.nan, math.inf])
 def test_no_guard_never_objects(divergence: float) -> None:
