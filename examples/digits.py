@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--mode", default="nccl_cadence", choices=list(flodl.ElCheMode))
+    parser.add_argument("--mode", default="nccl_cadence", choices=[mode.value for mode in flodl.ElCheMode])
     parser.add_argument("--guard", default="trend", choices=list(GUARDS))
     parser.add_argument("--outer", default="avg", choices=list(OUTER))
     args = parser.parse_args()

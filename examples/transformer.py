@@ -114,7 +114,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train a small transformer on the documentation of Python.")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--mode", default="nccl_cadence", choices=list(flodl.ElCheMode))
+    parser.add_argument("--mode", default="nccl_cadence", choices=[mode.value for mode in flodl.ElCheMode])
     parser.add_argument("--guard", default="trend", choices=list(GUARDS))
     parser.add_argument("--outer", default="avg", choices=list(OUTER))
     args = parser.parse_args()
