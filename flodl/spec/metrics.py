@@ -20,9 +20,9 @@ class EpochMetrics:
     """One closed epoch. ``epoch_ms`` is the slowest rank's; ``avg_loss`` the mean over samples.
 
     ``epoch`` counts from 0, as everywhere in code; what ``fdl`` prints for people counts from 1.
-    ``avg_loss`` is None when no rank reported a loss. ``per_rank_throughput`` is in batches per second,
-    ``per_rank_batch_share`` a fraction of the epoch's batches. ``device_indices`` holds each rank's local device
-    ordinal; ranks that left during the epoch stay in the mappings.
+    ``avg_loss`` is None when no rank reported a loss. ``per_rank_throughput`` is in batches per second (``RATE`` of
+    ``fdl status``: samples), ``per_rank_batch_share`` a fraction of the epoch's batches. ``device_indices`` holds each
+    rank's local device ordinal; ranks that left during the epoch stay in the mappings.
     """
 
     epoch: int

@@ -50,7 +50,7 @@ class TrainedState:
     """The weights after training, on the CPU.
 
     ``params`` and ``buffers`` are in the order of ``model.parameters()`` and ``model.buffers()``; a tied parameter
-    stands there once. ``outcome`` says how the run ended (``complete``, ``stopped``, …).
+    stands there once. ``outcome`` says how the run ended (``completed`` or ``stopped``).
     """
 
     params: list[torch.Tensor]

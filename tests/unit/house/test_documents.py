@@ -1,11 +1,16 @@
 """The documents and the code say the same, where a machine can tell."""
 
 import ast
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import flodl
+import flodl.errors
 
 ROOT = Path(__file__).resolve().parents[3]
 PUT_TOGETHER = {  # at run time, from parts too small to look for
@@ -108,3 +113,30 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
 
     assert len(symptoms) > 50
     assert unknown <= PUT_TOGETHER
+
+
+def test_every_error_is_importable_from_flodl_and_in_the_reference_with_its_code() -> None:
+    classes = {name: each for name, each in vars(flodl.errors).items() if inspect.isclass(each)}
+    errors = {name: each for name, each in classes.items() if issubclass(each, flodl.FlodlError)}
+
+    assert {name for name, each in errors.items() if getattr(flodl, name, None) is not each} == set()
+    assert dict(re.findall(r"`(\w+)` \| (\d) \|", reference_text())) == {
+        name: str(each.exit_code) for name, each in errors.items()
+    }
+
+
+def test_every_field_of_results_is_in_the_reference() -> None:
+    parts = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## )", reference_text(), re.MULTILINE | re.DOTALL))
+
+    for result in (flodl.EpochMetrics, flodl.TrainedState):
+        named = {field.name for field in dataclasses.fields(result) if not field.name.startswith("_")}
+        assert named == set(re.findall(r"^\| `(\w+)` \|", parts[result.__name__], re.MULTILINE))
+
+
+def test_every_public_name_is_there() -> None:
+    assert [name for name in dir(flodl) if not hasattr(flodl, name)] == []
+    assert flodl.Precision("bf16") is flodl.Precision.BF16
+
+
+def reference_text() -> str:
+    return (ROOT / "docs/api.md").read_text(encoding="utf-8")
