@@ -29,7 +29,7 @@ class OuterOptimizer(Protocol):
     """What an outer optimizer must be; the user's own are as welcome as those of this module.
 
     It also needs a ``__repr__`` of its own that names its settings (a dataclass has one): ranks whose outer optimizers
-    print differently are refused.
+    print differently, or differ in class or plain attributes, are refused.
     """
 
     @property

@@ -15,7 +15,7 @@ import torch
 from flodl.averaging.digest import image_digest
 from flodl.averaging.flat import FlatModel
 from flodl.averaging.outer import OuterOptimizer
-from flodl.core.disagreement import TENSOR_DIGEST_BYTES
+from flodl.core.disagreement import OUTER_SLOT, TENSOR_DIGEST_BYTES, VERSION_BEFORE
 from flodl.errors import UsageError
 
 _DIGEST_BYTES: Final = 16
@@ -98,11 +98,11 @@ class OuterStep:
 
     def tensor_digests(self) -> dict[str, bytes]:
         """As ``FlatModel.tensor_digests``, of the last version and the optimizer's state."""
-        found = {f"{name} of the version before": d for name, d in self._flat.tensor_digests(self.image).items()}
+        found = {name + VERSION_BEFORE: d for name, d in self._flat.tensor_digests(self.image).items()}
         for region in self.regions:
             for slot, state in enumerate(region.state):
                 digest = image_digest(state.view(torch.uint8)).encode()[:TENSOR_DIGEST_BYTES]
-                found[f"slot {slot} of the outer optimizer, {state.dtype}"] = digest
+                found[f"{OUTER_SLOT}{slot} of the outer optimizer, {state.dtype}"] = digest
         return found
 
     def digest(self, consensus_digest: str) -> str:

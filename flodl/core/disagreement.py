@@ -21,6 +21,12 @@ MAX_DISSENTS = 3
 TENSOR_DIGEST_BYTES = 8
 """Enough to tell two tensors apart that an accident made different."""
 
+VERSION_BEFORE = " of the version before"
+"""Ends the name of a tensor that the last step of the outer optimizer has left."""
+
+OUTER_SLOT = "slot "
+"""Begins the name of a tensor of the outer optimizer's state."""
+
 MAX_NAMED = 5
 """Tensors named in one line; the rest is counted."""
 
@@ -40,7 +46,13 @@ class Difference:
             return f"rank {self.rank} differs from rank {self.other} in none of {self.count} tensors: it was transient"
         named = ", ".join(self.tensors[:MAX_NAMED])
         more = f" and {len(self.tensors) - MAX_NAMED} more" if len(self.tensors) > MAX_NAMED else ""
-        return f"rank {self.rank} differs from rank {self.other} in {named}{more} ({self.count} tensors compared)"
+        told = f"rank {self.rank} differs from rank {self.other} in {named}{more} ({self.count} tensors compared)"
+        if all(name.endswith(VERSION_BEFORE) or name.startswith(OUTER_SLOT) for name in self.tensors):
+            return (
+                f"{told}: the sums agree, what the outer optimizer made of the last one does not; give it the same "
+                "settings in every rank, and a step() that leaves the same bytes everywhere"
+            )
+        return told
 
 
 class Disagreement:

@@ -10,10 +10,17 @@ from flodl.spec.knobs import JobConfig
 MAX_TEXT = 200
 """A hyperparameter that prints longer is told by its type alone."""
 
+_PLAIN = (bool, int, float, str, tuple, list, type(None))
+_ADDRESS = " at 0x"
+"""In the text of an object without one of its own, and different in every process."""
+
+_OUTER_RULES = frozenset({"slots", "resets_inner"})
+"""What an outer optimizer's class says to flodl; as good as its name."""
+
 
 def config_fingerprint(config: JobConfig) -> dict[str, str]:
     """The part that the head knows as well as the ranks."""
-    found = {"dataset": _dataset(config.dataset), "outer_optimizer": repr(config.outer_optimizer)}
+    found = {"dataset": _dataset(config.dataset), "outer_optimizer": _outer(config.outer_optimizer)}
     if config.eval_dataset is not None:
         found["eval_dataset"] = _dataset(config.eval_dataset)
     return found
@@ -33,6 +40,22 @@ def _dataset(dataset: Any) -> str:
     return f"{_name(dataset)} of {len(dataset)} samples"
 
 
+def _outer(optimizer: Any) -> str:
+    """As it prints; then the class and the attributes of one of the user's own, for its text may leave them out."""
+    text = repr(optimizer)
+    of_class = {name: value for owner in reversed(type(optimizer).__mro__) for name, value in vars(owner).items()}
+    attributes = {
+        name: value
+        for name, value in of_class.items()
+        if not name.startswith("_") and name not in _OUTER_RULES and isinstance(value, _PLAIN)
+    } | getattr(optimizer, "__dict__", {})
+    told = [f"{name}={_value(value)}" for name, value in sorted(attributes.items())]
+    missing = [each for each in told if f"{each}," not in text and f"{each})" not in text]
+    if not missing and text.startswith(f"{_name(optimizer)}("):
+        return text
+    return f"{text}, {_name(optimizer)} with {', '.join(missing) or 'nothing more'}"
+
+
 def _group(group: Mapping[str, Any]) -> str:
     parameters = group["params"]
     values = ", ".join(f"{key}={_value(value)}" for key, value in sorted(group.items()) if key != "params")
@@ -43,7 +66,7 @@ def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"tensor {list(value.shape)}"
     text = repr(value)
-    is_plain = isinstance(value, bool | int | float | str | tuple | list | None) and len(text) <= MAX_TEXT
+    is_plain = isinstance(value, _PLAIN) and len(text) <= MAX_TEXT and _ADDRESS not in text
     return text if is_plain else type(value).__name__
 
 

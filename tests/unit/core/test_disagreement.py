@@ -75,3 +75,19 @@ def test_tensors_that_only_one_side_has_differ() -> None:
 )
 def test_difference_in_words(tensors: tuple[str, ...], words: str) -> None:
     assert Difference(2, 0, tensors, 9).describe() == words
+
+
+@pytest.mark.parametrize(
+    ("tensors", "is_of_outer"),
+    [
+        (("w of the version before",), True),
+        (("w of the version before", "slot 0 of the outer optimizer, torch.float32"), True),
+        (("w", "w of the version before"), False),
+        (("w", "slot 0 of the outer optimizer, torch.float32"), False),
+    ],
+)
+def test_ranks_that_agree_on_the_sum_are_told_of_the_outer_optimizer(
+    tensors: tuple[str, ...], is_of_outer: bool
+) -> None:
+    words = Difference(2, 0, tensors, 9).describe()
+    assert (": the sums agree, what the outer optimizer made of the last one does not; give" in words) == is_of_outer
