@@ -68,6 +68,8 @@ PATIENCE_S = 1.0
 MAX_ROUND_ATTEMPTS = 10
 """Attempts at one round before the run is stopped as stalled."""
 
+NONFINITE_REMEDY = "lower the learning rate, set max_grad_norm, or look at the data"
+
 
 class TrainingState(StrEnum):
     """Where the training stands."""
@@ -253,7 +255,7 @@ class Training:
             return []
         del self._evals[message.epoch]
         if message.error:
-            detail = f"eval_fn failed on rank {message.rank} after epoch {message.epoch}: {message.error}"
+            detail = f"eval_fn failed on rank {message.rank} after epoch {message.epoch + 1}: {message.error}"
             return [Record("eval_failed", Severity.WARNING, detail, {"epoch": message.epoch, "rank": message.rank})]
         detail = f"epoch {message.epoch + 1}: eval {message.value:.6g}"
         fields = {"epoch": message.epoch, "value": message.value, "rank": message.rank}
@@ -292,11 +294,8 @@ class Training:
             return self._take_in(newcomers, now_s) + self._advance(now_s)
         if self._growth.is_handing_over or self._round.state is not RoundState.GATHERED or not self._is_plane_ready():
             return []
-        if self._failed_attempts >= MAX_ROUND_ATTEMPTS:
-            self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times")
-            return []
         if not any(report.is_finite for report in self._round.reports.values()):
-            self._stall(f"loss or parameters are not finite on every rank: {self._name_left_out()}")
+            self._stall(f"loss or parameters are not finite on every rank: {self._name_left_out()}; {NONFINITE_REMEDY}")
             return []
         return self._start_attempt(now_s)
 
@@ -395,6 +394,9 @@ class Training:
         actions: list[JobAction] = [Record("round_failed", Severity.WARNING, detail, {})]
         self._failed_attempts += 1
         actions += self._abort(reason)
+        if self._failed_attempts >= MAX_ROUND_ATTEMPTS:
+            self._stall(f"round {self._round.version + 1} failed {MAX_ROUND_ATTEMPTS} times; the last time: {reason}")
+            return actions
         if was_broken:
             actions += self._form(now_s)
         return actions + self._advance(now_s)
@@ -525,7 +527,10 @@ class Training:
             return []
         detail = f"version {self.version}: not finite and left out: {named}"
         if self._nonfinite_rounds >= self._settings.max_nonfinite:
-            self._stall(f"not finite in {self._nonfinite_rounds} rounds in a row (max_nonfinite); at last {detail}")
+            self._stall(
+                f"not finite in {self._nonfinite_rounds} rounds in a row (max_nonfinite); at last {detail}; "
+                f"{NONFINITE_REMEDY}"
+            )
         return [Record("nonfinite", Severity.WARNING, detail, {"version": self.version, "ranks": tuple(ranks)})]
 
     def _name_left_out(self) -> str:

@@ -259,7 +259,9 @@ def test_round_that_fails_again_and_again_stops_the_run() -> None:
         for rank in range(3):
             cohort.say(Reduced(rank, cohort.key, str(rank), True, 0.0, 1.0, ""))
     assert cohort.outcome is not None
-    assert (cohort.outcome.exit_code, cohort.outcome.message) == (5, "round 0 failed 10 times")
+    assert cohort.outcome.exit_code == 5
+    assert cohort.outcome.message.startswith("round 0 failed 10 times; the last time: ")
+    assert cohort.records("round_failed")[-1].endswith(cohort.outcome.message.partition("last time: ")[2])
 
 
 def test_loss_renews_the_patience_with_a_round() -> None:
@@ -327,7 +329,8 @@ def test_run_that_is_finite_nowhere_stops() -> None:
     assert cohort.outcome is not None
     assert cohort.outcome.message == (
         "loss or parameters are not finite on every rank: rank 0 (the loss of its step 1), "
-        "rank 1 (the loss of its step 1), rank 2 (the loss of its step 1)"
+        "rank 1 (the loss of its step 1), rank 2 (the loss of its step 1); "
+        "lower the learning rate, set max_grad_norm, or look at the data"
     )
     assert cohort.sent(SendState) == []
 
@@ -359,7 +362,8 @@ def test_round_in_a_row_too_many_that_is_not_finite_hands_the_consensus_over_and
     assert cohort.outcome.exit_code == 5
     assert cohort.outcome.message == (
         "not finite in 3 rounds in a row (max_nonfinite); at last version 6: "
-        "not finite and left out: rank 2 (the loss of its step 7)"
+        "not finite and left out: rank 2 (the loss of its step 7); "
+        "lower the learning rate, set max_grad_norm, or look at the data"
     )
 
 
@@ -408,7 +412,7 @@ def test_evaluation_that_fails_is_noted_and_training_goes_on() -> None:
     cohort = Cohort(eval_samples=4).train_until(EvalDone)
     assert cohort.core.phase is Phase.FINISHING
     cohort.say(EvalDone(0, 0, 0.0, "ZeroDivisionError"))
-    assert cohort.records("eval_failed") == ["eval_fn failed on rank 0 after epoch 0: ZeroDivisionError"]
+    assert cohort.records("eval_failed") == ["eval_fn failed on rank 0 after epoch 1: ZeroDivisionError"]
     assert cohort.say(EvalDone(0, 0, 0.7, "")) == []
     cohort.say(EvalDone(0, 1, 0.7, ""))
     assert cohort.outcome is not None
