@@ -55,6 +55,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 ENGINE_TESTS = ("synchronous", "overlap")
 RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
 PHASE_TESTS = ("phases", "plane_agreement")
+CHECKPOINT_TESTS = ("checkpoints", "resume", "solo_checkpoints")
 
 STAGES = (
     Stage(
@@ -104,8 +105,28 @@ STAGES = (
         limit_s=1800,
     ),
     Stage(
+        "checkpoints",
+        "[3/9] 5, 6, 8: saves that are killed at any moment, disks that fail, and runs that go on as if nothing had been",
+        _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in CHECKPOINT_TESTS)),
+        limit_s=2 * 3600,
+        env={"FLODL_FIGURES": "1"},
+    ),
+    Stage(
+        "silence",
+        "[3/9] 3, 4: a rank frozen for good and a controller frozen for a minute, with the usual clocks, in every mode",
+        _pytest("-m", "", "tests/integration/test_silence.py"),
+        limit_s=3600,
+    ),
+    Stage(
+        "reliability",
+        "[3/9] 2: a rank killed in every mode and moment, and how soon the others step on, beside torchrun",
+        (PYTHON, "benchmarks/reliability.py"),
+        limit_s=3 * 3600,
+    ),
+    Stage(
         "two hosts",
-        "[1/9] 2, 3, 5, 6; [2/9] zombies: the same over ssh, with a pulled cable and every kind of host that fails",
+        "[1/9] 2, 3, 5, 6; [2/9] zombies; [3/9] 3, 7: the same over ssh, with a pulled cable, every kind of host that "
+        "fails, and hosts that come back",
         _pytest("-m", "", "--timeout", "300", "tests/system"),
         limit_s=3600,
     ),
