@@ -106,7 +106,7 @@ STAGES = (
     ),
     Stage(
         "checkpoints",
-        "[3/9] 5, 6, 8: saves that are killed at any moment, disks that fail, and runs that go on as if nothing had been",
+        "[3/9] 5, 6, 8: saves killed at any moment, disks that fail, and runs that go on as if nothing had happened",
         _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in CHECKPOINT_TESTS)),
         limit_s=2 * 3600,
         env={"FLODL_FIGURES": "1"},
