@@ -1,6 +1,6 @@
 """A rank is killed: when do the others take their next step, and is everything still right at the end?
 
-    python benchmarks/reliability.py [--repeats N] [--modes MODE ...] [--moments MOMENT ...] [--no-torchrun]
+    python benchmarks/reliability.py [--repeats N] [--modes MODE ...] [--moments MOMENT ...] [--no-torchrun] [--write]
 
 Three local ranks with steps of 20 ms, in every mode; one is killed (SIGKILL) in the middle of a step, in a reduction,
 while it gives its state for a checkpoint, or as the one that evaluates (tests/scripts/struck.py). Of each run:
@@ -12,7 +12,8 @@ while it gives its state for a checkpoint, or as the one that evaluates (tests/s
 
 The same for `torchrun` with its fastest settings, which starts all workers anew from what they have saved. A row is
 good when the median of ``next_s`` is at most one second and the witness found nothing. The last line of output is a
-JSON object; the exit code is 1 when a row is bad.
+JSON object; the exit code is 1 when a row is bad. ``--write`` keeps it in docs/reliability.json, from which
+``docs/generate_tables.py`` makes the table of docs/reliability.md.
 """
 
 import argparse
@@ -39,6 +40,7 @@ from tests.witness import witness_run  # noqa: E402  # found from the root
 
 STRUCK = ROOT / "tests" / "scripts" / "struck.py"
 TORCHRUN_JOB = ROOT / "benchmarks" / "torchrun_job.py"
+KEPT = ROOT / "docs" / "reliability.json"
 MODES = ("nccl_cadence", "cpu_cadence", "nccl_sync", "cpu_sync", "cpu_async")
 MOMENTS = ("step", "reduce", "save", "callback")
 RANKS = 3
@@ -218,6 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--modes", nargs="*", default=MODES)
     parser.add_argument("--moments", nargs="*", default=MOMENTS)
     parser.add_argument("--no-torchrun", action="store_true")
+    parser.add_argument("--write", action="store_true")
     args = parser.parse_args(arguments)
     rows = [] if args.no_torchrun else [measure_torchrun(args.repeats)]
     for row in rows:
@@ -228,7 +231,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(row, flush=True)
         rows.append(row)
         bad = bad or not row.is_good
-    print(json.dumps({row.what: {**asdict(row), "median_s": row.median_s} for row in rows}))
+    figures = {row.what: {**asdict(row), "median_s": row.median_s} for row in rows}
+    if args.write:
+        KEPT.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(figures))
     return 1 if bad else 0
 
 

@@ -12,7 +12,9 @@ import ast
 import copy
 import inspect
 import json
+import math
 import re
+import statistics
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
@@ -477,8 +479,42 @@ def quality() -> str:
     return f"{kept['seeds']} seeds; {kept['measure']}.\n\n{table(header, rows)}"
 
 
+def reliability() -> str:
+    """The figures that benchmarks/reliability.py has kept."""
+    if not (DOCS / "reliability.json").exists():
+        return "(not measured: `python benchmarks/reliability.py --write` makes this table)"
+    kept = json.loads((DOCS / "reliability.json").read_text())
+    rows = []
+    for what, row in kept.items():
+        came = [each for each in row["next_s"] if each is not None]
+        pauses = [each for each in row["pause_s"] if each is not None]
+        mode, _, moment = what.partition(" ")
+        rows.append(
+            (
+                f"`{mode}`",
+                moment or "step",
+                f"{len(came)} of {len(row['next_s'])}",
+                f"{row['median_s']:.3f}",
+                f"{max(came, default=math.inf):.3f}",
+                f"{statistics.median(pauses):.3f}",
+                f"{max(row['steps_redone'], default=0)}",
+            )
+        )
+    header = (
+        "who",
+        "killed in",
+        "went on",
+        "next step, median s",
+        "most s",
+        "longest pause, median s",
+        "steps done again",
+    )
+    return table(header, rows)
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "quality": quality,
+    "reliability": reliability,
     "who-says-what": who_says_what,
     "messages": message_fields,
     "nested-types": nested_types,
