@@ -131,16 +131,21 @@ class BulkHub:
 
     # ------------------------------------------------------------------------------------------------------- states
     def expect(
-        self, transfer: int, host: HostName, place: Callable[[], Path], on_arrived: Callable[[Arrived], None]
+        self,
+        transfer: int,
+        host: HostName,
+        place: Callable[[], Path],
+        on_arrived: Callable[[Arrived], None],
+        or_memory: bool = False,
     ) -> None:
         """Take the state that ``host`` sends as ``transfer``; say so before the host can send it.
 
         When it is all there, or the disk did not take it, ``on_arrived`` hears of it once, unless ``forget`` comes
         first. A connection that breaks off is no end of a transfer: the host is lost then. See ``Expected`` for both
-        functions, which are called from threads.
+        functions, which are called from threads, and for ``or_memory``.
         """
         with self._lock:
-            self._expected[transfer] = Expected(transfer, host, place, on_arrived)
+            self._expected[transfer] = Expected(transfer, host, place, on_arrived, or_memory)
 
     def forget(self, transfer: int) -> None:
         """Throw away what there is of ``transfer`` and what comes of it; nothing is heard of it any more."""
@@ -326,7 +331,7 @@ class Link:
             self._settle_failure(state.expected, state.size_bytes, error)
             return
         if not self._hub.settle(state.expected, arrived):
-            state.discard()
+            arrived.discard()
 
     def _settle_failure(self, expected: Expected, size_bytes: int, error: OSError) -> None:
         self._hub.settle(expected, Arrived(expected.transfer, self.host, size_bytes, None, "", error))

@@ -176,7 +176,7 @@ class Controller:
             self._events.end()
             self._logs.close()
             for arrived in self._arrived.values():
-                _discard(arrived)
+                arrived.discard()
             for sock in self._sockets:
                 sock.close()
 
@@ -346,7 +346,9 @@ class Controller:
 
     def _send_host(self, host: HostName, message: ToDaemon) -> None:
         if isinstance(message, SendState) and not message.whole:  # the final state; a save expects its own
-            self._bulk.expect(message.transfer, host, lambda: private_file(self._run.path), self._on_state)
+            self._bulk.expect(
+                message.transfer, host, lambda: private_file(self._run.path), self._on_state, or_memory=True
+            )
         if host in self._streams:
             self._streams[host].send(message)
         if isinstance(message, StopHost):
@@ -393,7 +395,7 @@ class Controller:
         try:
             self._loop.call_soon_threadsafe(self._keep_state, arrived)
         except RuntimeError:  # the loop is closed: the run is over
-            _discard(arrived)
+            arrived.discard()
 
     def _keep_state(self, arrived: Arrived) -> None:
         self._arrived[arrived.host, arrived.transfer] = arrived
@@ -409,13 +411,22 @@ class Controller:
         self._driver.post(self._store_state(arrived, wanted))
 
     def _store_state(self, arrived: Arrived, wanted: act.ReceiveState) -> ev.StateStored:
+        reason = "lost" if arrived.error is None else arrived.error.strerror
+        disk = f"{self._run.path}: {reason} ({arrived.size_bytes} bytes)"
         if arrived.path is None:
-            reason = arrived.error.strerror if arrived.error is not None else "lost"
-            return ev.StateStored("", f"{self._run.path}: {reason} ({arrived.size_bytes} bytes)")
+            return ev.StateStored("", disk)
         if arrived.size_bytes != wanted.size_bytes:
-            _discard(arrived)
+            arrived.discard()
             sizes = f"{arrived.size_bytes} bytes, announced {wanted.size_bytes}"
             return ev.StateStored("", f"rank {wanted.rank} sent {sizes}")
+        if arrived.memory_fd >= 0:
+            self._arrived[arrived.host, arrived.transfer] = arrived  # to the end of the run
+            detail = (
+                f"the final state has no place on disk: {disk}; it is in memory until the script ends: let the script "
+                "save what join() returns elsewhere"
+            )
+            self._events.add(act.Record("state_in_memory", act.Severity.WARNING, detail, {}))
+            return ev.StateStored(str(arrived.path), "")
         target = self._run.path / "final.safetensors"
         try:
             arrived.path.replace(target)
@@ -472,11 +483,6 @@ class Controller:
             await self._head_stream.close(FAREWELL_S)  # a head that is not ours to end has its result to read
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._http.until_read(), LAST_READERS_S)
-
-
-def _discard(arrived: Arrived) -> None:
-    if arrived.path is not None:
-        arrived.path.unlink(missing_ok=True)
 
 
 def _job_settings(spec: RunSpec) -> JobSettings:

@@ -271,6 +271,19 @@ def test_full_disk_leaves_the_checkpoint_before(fdl: Fdl, log: Path, mounted: Pa
     assert files(stem) == ["run.fdl", "run.meta.json"]
 
 
+@needs_root
+def test_join_returns_the_state_that_the_disk_of_the_run_does_not_take(fdl: Fdl, log: Path, mounted: Path) -> None:
+    fdl.env["FDL_STATE_HOME"] = str(mounted)
+    run = fdl.job(options=THREE, size=SIZE, batch_size=4, epochs=2, step_ms=5, model_mb=5, log=log)
+
+    assert run.wait() == 0, run.story()
+    assert witness_run(run.folder, log, size=SIZE, epochs=2).faults == []
+    (told,) = run.events("state_in_memory")
+    assert f"{run.folder}: No space left on device" in told["detail"]
+    assert not [path.name for path in run.folder.rglob("*") if path.match(".state-*") or path.match("final.*")]
+    run.wait_until_clean()
+
+
 @pytest.mark.long
 @needs_root
 def test_disk_that_is_read_only_for_a_while_costs_the_checkpoints_of_that_while(fdl: Fdl, mounted: Path) -> None:

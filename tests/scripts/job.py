@@ -246,6 +246,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reshape", action="store_true")
     parser.add_argument("--evaluate", action="store_true", help="after every epoch")
     parser.add_argument("--ballast-mb", type=int, default=0, help="that the optimizer remembers, and no round carries")
+    parser.add_argument("--model-mb", type=int, default=0, help="that a buffer adds to the model")
     parser.add_argument("--note-rates", action="store_true")
     parser.add_argument("--decay", action="store_true", help="the learning rate of global batch n is 0.01 / (1 + n)")
     parser.add_argument("--broken-model", action="store_true")
@@ -264,7 +265,10 @@ def main() -> None:
             raise RuntimeError("planted in build_model")
         if args.grandchild:
             leave_grandchild(f"grandchild-of-{os.environ['FDL_RUN_ID']}")
-        model = network().to(device)
+        model = network()
+        if args.model_mb:
+            model.register_buffer("ballast", torch.zeros(args.model_mb << 18))
+        model.to(device)
         if args.log is not None:
             path = args.log / f"final-{RANK}.json"
             at_any_end(lambda: write_json(path, {"sha256": digest([*model.parameters(), *model.buffers()])}))

@@ -38,8 +38,8 @@ class Yard:
         self.hub = BulkHub()
         self.hosts: list[Host] = []
 
-    def expect(self, transfer: int, host: str) -> None:
-        self.hub.expect(transfer, host, lambda: private_file(self.folder), self.arrived.put)
+    def expect(self, transfer: int, host: str, or_memory: bool = False) -> None:
+        self.hub.expect(transfer, host, lambda: private_file(self.folder), self.arrived.put, or_memory)
 
     def send_down(self, transfer: int, hosts: tuple[str, ...], data: bytes, size: int | None = None) -> None:
         """``size`` may claim more than the file has."""
@@ -262,17 +262,18 @@ def test_a_folder_that_is_not_there_is_told_and_the_connection_lives(yard: Yard,
     assert yard.sum_still_works(a)
 
 
+def no_space(*arguments: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("call", ["write", "fsync"])
 def test_a_disk_that_does_not_take_the_state_is_told_and_nothing_is_left(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    def fail(*arguments: Any) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     a = yard.host("a")
     yard.expect(1, "a")
     fd = outbox(b"x" * (2 << 20))
-    monkeypatch.setattr(states.os, call, fail)
+    monkeypatch.setattr(states.os, call, no_space)
     a.link.stream_state(0, 1, 2 << 20, fd)
     arrived = yard.arrived.get(timeout=LIMIT_S)
     monkeypatch.undo()
@@ -280,6 +281,137 @@ def test_a_disk_that_does_not_take_the_state_is_told_and_nothing_is_left(
     assert (arrived.path, arrived.error and arrived.error.errno) == (None, errno.ENOSPC)
     assert list(tmp_path.iterdir()) == []
     assert yard.sum_still_works(a)
+
+
+def spoil_disk(monkeypatch: pytest.MonkeyPatch, yard: Yard, fault: str) -> None:
+    """What goes to memory is untouched."""
+    write = os.write
+
+    def has_room_for_one_chunk(fd: int, data: memoryview) -> int:
+        if os.fstat(fd).st_nlink and os.fstat(fd).st_size >= 1 << 20:
+            no_space()
+        return write(fd, data)
+
+    def loses_what_it_had(fd: int, data: memoryview) -> int:
+        if os.fstat(fd).st_nlink and os.fstat(fd).st_size >= 1 << 20:
+            os.ftruncate(fd, 1 << 19)
+            no_space()
+        return write(fd, data)
+
+    def loses_what_it_had_at_last(fd: int) -> None:
+        os.pwrite(fd, bytes(1 << 10), 1 << 20)
+        no_space()
+
+    match fault:
+        case "folder":
+            yard.folder /= "nowhere"
+        case "write":
+            monkeypatch.setattr(states.os, "write", has_room_for_one_chunk)
+        case "fsync":
+            monkeypatch.setattr(states.os, "fsync", no_space)
+        case "lossy write":
+            monkeypatch.setattr(states.os, "write", loses_what_it_had)
+        case "lossy fsync":
+            monkeypatch.setattr(states.os, "fsync", loses_what_it_had_at_last)
+
+
+@pytest.mark.parametrize("fault", ["folder", "write", "fsync"])
+def test_a_state_that_the_disk_does_not_take_is_kept_in_memory(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    a, data = yard.host("a"), os.urandom((3 << 20) + 7)
+    yard.expect(4, "a", or_memory=True)
+    spoil_disk(monkeypatch, yard, fault)
+    a.send(4, data)
+    arrived = yard.arrived.get(timeout=LIMIT_S)
+    assert (arrived.transfer, arrived.host, arrived.size_bytes) == (4, "a", len(data))
+    assert arrived.sha256 == hashlib.sha256(data).hexdigest()
+    assert arrived.error is not None
+    assert arrived.error.errno == (errno.ENOENT if fault == "folder" else errno.ENOSPC)
+    assert arrived.path is not None
+    assert arrived.path.read_bytes() == data
+    assert list(tmp_path.iterdir()) == []
+    arrived.discard()
+    assert not arrived.path.exists()
+
+
+@pytest.mark.parametrize("fault", ["lossy write", "lossy fsync"])
+def test_a_state_of_which_the_disk_has_lost_a_part_is_not_taken_for_whole(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    a = yard.host("a")
+    yard.expect(4, "a", or_memory=True)
+    spoil_disk(monkeypatch, yard, fault)
+    a.send(4, b"x" * (3 << 20))
+    arrived = yard.arrived.get(timeout=LIMIT_S)
+    assert (arrived.path, arrived.error and arrived.error.errno) == (None, errno.ENOSPC)
+    assert list(tmp_path.iterdir()) == []
+    assert _open_files("/memfd:state") == 0
+    assert yard.sum_still_works(a)
+
+
+@pytest.mark.parametrize("fault", ["folder", "write", "fsync"])
+def test_a_state_that_neither_disk_nor_memory_takes_is_told_and_the_connection_lives(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    def has_no_memory(name: str) -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    a = yard.host("a")
+    yard.expect(4, "a", or_memory=True)
+    monkeypatch.setattr(states, "create_memfd", has_no_memory)
+    spoil_disk(monkeypatch, yard, fault)
+    a.send(4, b"x" * (2 << 20))
+    arrived = yard.arrived.get(timeout=LIMIT_S)
+    assert (arrived.path, arrived.memory_fd) == (None, -1)
+    assert arrived.error is not None
+    assert arrived.error.errno == (errno.ENOENT if fault == "folder" else errno.ENOSPC), "the disk's error"
+    assert list(tmp_path.iterdir()) == []
+    assert yard.sum_still_works(a)
+
+
+def test_a_state_in_memory_that_is_forgotten_leaves_nothing(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    spoil_disk(monkeypatch, yard, "folder")
+    a = yard.host("a")
+    yard.expect(1, "a", or_memory=True)
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 1, 0, 64, 128))
+    wait_until(lambda: _open_files("/memfd:state") == 1, LIMIT_S, "the file in memory")
+    yard.hub.forget(1)
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 1, 64, 64, 128))
+    wait_until(lambda: _open_files("/memfd:state") == 0, LIMIT_S, "its end")
+    assert yard.arrived.empty()
+
+
+def test_a_state_that_breaks_off_in_memory_leaves_nothing(
+    yard: Yard, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    spoil_disk(monkeypatch, yard, "folder")
+    a = yard.host("a")
+    yard.expect(1, "a", or_memory=True)
+    a.send_chunk(ChunkHeader(ChunkKind.STATE_UP, 1, 0, 64, 128))
+    wait_until(lambda: _open_files("/memfd:state") == 1, LIMIT_S, "the file in memory")
+    a.link.close()
+    wait_until(lambda: _open_files("/memfd:state") == 0, LIMIT_S, "its end")
+    assert yard.arrived.empty()
+
+
+def test_a_state_that_is_forgotten_while_it_goes_to_memory_leaves_nothing(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    def forgotten(fd: int) -> None:
+        yard.hub.forget(1)
+        no_space()
+
+    monkeypatch.setattr(states.os, "fsync", forgotten)
+    made: list[int] = []
+    monkeypatch.setattr(states, "create_memfd", lambda name: made.append(create_memfd(name)) or made[-1])
+    yard.expect(1, "a", or_memory=True)
+    yard.host("a").send(1, b"x" * 100)
+    wait_until(lambda: made and _open_files("/memfd:state") == 0, LIMIT_S, "its end")
+    assert list(tmp_path.iterdir()) == []
+    assert yard.arrived.empty()
 
 
 def test_a_state_that_breaks_off_leaves_no_file(yard: Yard, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
@@ -394,11 +526,12 @@ def test_a_host_that_is_far_behind_with_its_states_is_dropped(yard: Yard, tmp_pa
     ours.close()
 
 
-def _open_files(folder: Path) -> int:
+def _open_files(folder: Path | str) -> int:
+    """Ours below a folder, or anonymous ones of a name."""
     found = 0
     for fd in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/")
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith((f"{folder}/", f"{folder} "))
     return found
 
 
