@@ -44,6 +44,7 @@ from flodl.core.events import (
 from flodl.core.finale import Finale
 from flodl.core.growth import Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
+from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.resume import Resume
@@ -133,7 +134,7 @@ class JobCore:
         self._settings = settings
         self._deadline_s: float | None = None
         self._drained: dict[HostName, dict[RankId, None]] = {}
-        self._lost_count = 0
+        self._losses = Losses()
 
     # ----------------------------------------------------------------------------------------------------- contract
     def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
@@ -482,7 +483,7 @@ class JobCore:
         if self.training is not None:
             actions += self.training.lose(ranks, now_s)
         self.finale.lose(ranks)
-        self._lost_count += len(ranks)
+        self._losses.add(len(ranks))
         if self.phase in (Phase.STAGING, Phase.LOADING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
         return actions
@@ -508,11 +509,10 @@ class JobCore:
 
     def _judge_losses(self, failure: Failure, now_s: float) -> list[JobAction]:
         """``max_failure``: so many losses are no accident any more."""
-        limit, size = self.startup.agreed.settings.max_failure, len(self.membership)
-        if limit is None or self._lost_count < (limit if limit >= 1 else limit * size):
+        verdict = self._losses.verdict(self.startup.agreed.settings.max_failure)
+        if not verdict:
             return []
-        of = f"{limit:g}" if limit >= 1 else f"{limit:g} of {size}"
-        message = f"{self._lost_count} rank(s) lost, and max_failure is {of}; the last one: {failure.error}"
+        message = f"{verdict}; the last one: {failure.error}"
         return self._stop(end.EXIT_TOO_FEW_RANKS, message, SaveReason.MAX_FAILURE_EXCEEDED, now_s)
 
     # ---------------------------------------------------------------------------------------------- head and operator
@@ -673,6 +673,7 @@ class JobCore:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
         first = self.startup.ready[self.membership.live[0]]
+        self._losses.begin(len(self.membership.live))
         self.phase = Phase.FORMING
         stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
         self.training = Training(

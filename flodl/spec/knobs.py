@@ -7,6 +7,7 @@ by ``resolve``, when all of them are known.
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
@@ -16,11 +17,12 @@ from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId, batch_count
-from flodl.messages import CheckpointSettings, Precision, Settings
+from flodl.messages import CheckpointSettings, OnError, Precision, Settings
 from flodl.spec.cadence import ElCheConfig
 from flodl.spec.knob import (
     Chained,
     ChainedT,
+    Check,
     Knob,
     KnobTable,
     Values,
@@ -89,11 +91,28 @@ def _elche(name: str, value: Any) -> ElCheConfig:
     return value
 
 
-def _precision(name: str, value: Any) -> Precision:
+def _one_of(kind: type[StrEnum]) -> Check:
+    def check(name: str, value: Any) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(kind)}") from None
+
+    return check
+
+
+def _max_failure(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
     try:
-        return Precision(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(Precision)}") from None
+        number = 0.0 if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0.0 < number < 1.0 and not (number >= 1.0 and number.is_integer()):
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a number of ranks, 1 or more, or a part of them between 0 and 1, or None"
+        )
+    return number
 
 
 def _policy(name: str, value: Any) -> EpochCallbackPolicy:
@@ -195,12 +214,18 @@ class Knobs(KnobTable):
     """``scheduler_fn(optimizer, total_steps)`` returns a torch scheduler, stepped once per batch of the whole run."""
     lr_scale_ratio: Knob[float] = knob(default=0.0, check=non_negative_number())
     """The learning rates are multiplied by ``1 + ratio · (world_size − 1)`` at the start; 0 leaves them."""
-    precision: Knob[Precision | str] = knob(default=Precision.FP32, check=_precision)
+    precision: Knob[Precision | str] = knob(default=Precision.FP32, check=_one_of(Precision))
     """What ``train_step`` computes in: fp32, bf16 or fp16 (with loss scaling). Parameters keep their dtype."""
     accumulate: Knob[int] = knob(default=1, check=whole_number(1))
     """``train_step`` sees a batch in this many micro-batches, one after the other; the step is the whole batch's."""
     max_nonfinite: Knob[int] = knob(default=3, check=whole_number(1))
     """After so many rounds in a row with a loss or parameters that are not finite, the run saves and stops."""
+    max_failure: Knob[int | float | None] = knob(default=None, check=_max_failure)
+    """When so many ranks are lost, or such a part of those at the start (a number below 1), the run saves and stops;
+    None bears any loss while enough are left."""
+    on_error: Knob[OnError | str] = knob(default=OnError.STOP, check=_one_of(OnError))
+    """What an exception of the script in one rank means: ``stop`` saves and ends the run, ``shrink`` goes on without
+    the rank."""
     metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
     """``metrics_fn(metrics)`` once per epoch on the head's callback thread; ``metrics.epoch`` counts from 0."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
@@ -253,6 +278,8 @@ class JobConfig(Knobs, Values):
             precision=Precision(self.precision),
             accumulate=self.accumulate,
             max_nonfinite=self.max_nonfinite,
+            max_failure=self.max_failure,
+            on_error=OnError(self.on_error),
             checkpoint=self.checkpoint_settings(),
         )
 

@@ -237,6 +237,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--poisoned", type=int, default=0, help="steps of --fault-rank from --fault-step on with NaN loss"
     )
+    parser.add_argument("--on-error", default="stop")
+    parser.add_argument("--max-failure", type=float, default=None)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--splits", type=int, default=1)
@@ -307,6 +309,8 @@ def main() -> None:
         .resume_from(args.resume, reshape=args.reshape)
         .elche(cadence)
         .outer_optimizer(OUTER[args.outer])
+        .on_error(args.on_error)
+        .max_failure(args.max_failure)
         .precision(args.precision)
         .accumulate(args.accumulate)
         .scheduler_fn((lambda optimizer, total: decay(optimizer, lambda n: 1 / (1 + n))) if args.decay else None)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
-from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, Precision
+from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, OnError, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
 from flodl.trainer.config import TrainerBuilder, TrainerConfig
@@ -38,7 +39,8 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     names = set(Knobs.knobs())
     assert names == {
         "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "scheduler_fn",
-        "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "metrics_fn", "eval_dataset", "eval_fn",
+        "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "max_failure", "on_error",
+        "metrics_fn", "eval_dataset", "eval_fn",
         "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
         "save_path", "checkpoint_every", "checkpoint_at_epoch", "resume_from", "reshape", "cluster",
     }  # fmt: skip
@@ -245,6 +247,31 @@ def test_outer_optimizers_of_ours_and_of_the_user_are_taken() -> None:
 def test_settings_out_of_range_are_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(settings))} of {kind.__name__} is"):
         kind(**settings)
+
+
+# ------------------------------------------------------------------------------------------------------------- losses
+def test_any_loss_is_borne_and_an_error_of_the_script_stops_unless_said_otherwise() -> None:
+    settings = resolve(config()).settings()
+    assert (settings.max_failure, settings.on_error) == (None, OnError.STOP)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 0.25, np.float32(0.5), torch.tensor(2)])
+def test_losses_that_a_run_bears_are_a_number_or_a_part(limit: Any) -> None:
+    settings = resolve(builder().dataset(DATA).batch_size(2).num_epochs(3).max_failure(limit)).settings()
+    assert settings == resolve(config(max_failure=limit)).settings()
+    assert settings.max_failure == float(limit)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, 0.0, float("nan"), float("inf"), True, "2", []])
+def test_losses_that_are_neither_are_refused_with_the_fix(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="it must be a number of ranks, 1 or more, or a part of them between 0 and 1"):
+        config(max_failure=limit)
+
+
+def test_error_of_the_script_may_shrink_the_run() -> None:
+    assert resolve(config().on_error("shrink")).settings().on_error is OnError.SHRINK
+    with pytest.raises(ConfigError, match="on_error is 'go on'; choose one of stop, shrink"):
+        config(on_error="go on")
 
 
 # ----------------------------------------------------------------------------------------------------- one rank's step
