@@ -101,13 +101,17 @@ class ReceiveState:
 
 @dataclass(frozen=True, slots=True)
 class OpenSave:
-    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes."""
+    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes.
+
+    So many checkpoints stay, ``keep_last``; with 1 each replaces the one before.
+    """
 
     transfer: int
     host: HostName
     stem: str
     reason: SaveReason
     point: ResumePoint
+    keep_last: int = 1
 
 
 @dataclass(frozen=True, slots=True)

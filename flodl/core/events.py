@@ -94,11 +94,15 @@ class StateStored:
 
 @dataclass(frozen=True, slots=True)
 class SaveSettled:
-    """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``)."""
+    """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``).
+
+    ``warning``: it is complete, and something beside it could not be done.
+    """
 
     transfer: int
     path: str
     error: str
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)

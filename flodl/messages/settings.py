@@ -102,7 +102,8 @@ class CheckpointSettings:
     """What is saved, and what the run goes on from. Paths are the head's: relative ones count from its folder.
 
     ``save_path`` empty saves nothing. ``every`` saves after so many epochs (0: not), ``at_epochs`` after these (from
-    1). ``resume_from`` empty starts afresh; ``reshape`` lets another number of ranks, or other settings, go on.
+    1). ``resume_from`` empty starts afresh; ``reshape`` lets another number of ranks, or other settings, go on. So many
+    checkpoints stay on disk, ``keep_last``; with 1 each replaces the one before.
     """
 
     save_path: str = ""
@@ -110,6 +111,7 @@ class CheckpointSettings:
     at_epochs: tuple[int, ...] = ()
     resume_from: str = ""
     reshape: bool = False
+    keep_last: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,6 +251,9 @@ class Knobs(KnobTable):
     """A checkpoint after each so many epochs; needs ``save_path``."""
     checkpoint_at_epoch: Knob[int | Iterable[int] | None] = knob(default=None, check=_epochs)
     """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path``."""
+    keep_last: Knob[int] = knob(default=1, check=whole_number(1))
+    """So many checkpoints stay, the newest ones; above 1 each also lies under a stem of its own, such as
+    ``ckpts/run43-e0005``. With 1 each replaces the one before."""
     resume_from: ResumeKnob = knob(default=None, check=_stem, kind=ResumeKnob)
     """The checkpoint to go on from, with or without ``.fdl``; as a setter also ``resume_from(stem, reshape=True)``."""
     reshape: Knob[bool] = knob(default=False, check=yes_or_no)
@@ -291,6 +294,7 @@ class JobConfig(Knobs, Values):
             at_epochs=_epochs("checkpoint_at_epoch", self.checkpoint_at_epoch),
             resume_from=os.fspath(self.resume_from or ""),
             reshape=self.reshape,
+            keep_last=self.keep_last,
         )
 
 
@@ -341,6 +345,8 @@ def _check_checkpoints(config: JobConfig) -> None:
     if not chosen.save_path and (chosen.every or chosen.at_epochs):
         name = "checkpoint_every" if chosen.every else "checkpoint_at_epoch"
         raise ConfigError(f"{name} is set but save_path is not; add save_path='ckpts/run43', or drop {name}")
+    if not chosen.save_path and chosen.keep_last > 1:
+        raise ConfigError("keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last")
     epochs = config.num_epochs * config.epoch_splits
     if chosen.at_epochs and chosen.at_epochs[-1] > epochs:
         count = f"{epochs} epochs" if config.epoch_splits == 1 else f"{epochs} epochs (num_epochs × epoch_splits)"

@@ -42,7 +42,8 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
         "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "max_failure", "on_error",
         "metrics_fn", "eval_dataset", "eval_fn",
         "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
-        "save_path", "checkpoint_every", "checkpoint_at_epoch", "resume_from", "reshape", "cluster",
+        "save_path", "checkpoint_every", "checkpoint_at_epoch", "keep_last", "resume_from", "reshape",
+        "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
     assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)
@@ -391,6 +392,8 @@ def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
             "more than 10000 epochs; use checkpoint_every",
         ),
         ({"checkpoint_every": 1}, "checkpoint_every is set but save_path is not; add save_path='ckpts/run43', or drop"),
+        ({"keep_last": 0, "save_path": "run"}, "keep_last is 0; it must be at least 1"),
+        ({"keep_last": 2}, "keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last"),
         ({"checkpoint_at_epoch": 1}, "checkpoint_at_epoch is set but save_path is not"),
         ({"checkpoint_at_epoch": (2, 4), "save_path": "run"}, "names epoch 4, and the run has 3 epochs; use at most 3"),
         (
