@@ -178,6 +178,13 @@ class StateLanded:
 
 
 @dataclass(frozen=True, slots=True)
+class Signalled:
+    """Somebody has sent the daemon ``number``, SIGTERM or SIGUSR1; who started it is there still."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogsShipped:
     """Every byte the local ranks wrote has been handed to the control connection."""
 
@@ -191,6 +198,7 @@ HostEvent: TypeAlias = (
     | RankEnded
     | SumReturned
     | StateLanded
+    | Signalled
     | LogsShipped
 )
 

@@ -47,6 +47,7 @@ from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import ResumePoint, SaveReason
+from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
@@ -82,6 +83,7 @@ from flodl.messages import (
     StateSent,
     StopHost,
     StopRequest,
+    StopWanted,
     StoreRequest,
     SumDescribed,
     WindowDone,
@@ -239,6 +241,8 @@ class JobCore:
                 return self._on_rank_exited(host, message, now_s)
             case HostStopped(_, reason):
                 return self._host_gone(host, f"stopped: {reason}", now_s)
+            case StopWanted():
+                return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
             case LogChunk():
                 return []  # the shell's business: bytes to disk
             case _:

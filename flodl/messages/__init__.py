@@ -46,6 +46,7 @@ from flodl.messages.daemon import (
     RankExited,
     ReduceSlice,
     ResultReady,
+    StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
@@ -59,6 +60,7 @@ from flodl.messages.rank import (
     RankFinished,
     RankHello,
     RankReady,
+    RankSignalled,
     Reduced,
     SliceReduced,
     StateLoaded,
@@ -148,6 +150,7 @@ __all__ = [
     "RankFinished",
     "RankHello",
     "RankReady",
+    "RankSignalled",
     "RankSpec",
     "RankToDaemon",
     "ReduceSlice",
@@ -169,6 +172,7 @@ __all__ = [
     "StopAccepted",
     "StopHost",
     "StopRequest",
+    "StopWanted",
     "StoreReply",
     "StoreRequest",
     "SumDescribed",

@@ -169,6 +169,14 @@ class RankAlive:
 
 
 @dataclass(frozen=True, slots=True)
+class RankSignalled:
+    """The rank was sent ``signal``, 10 (SIGUSR1) or 15 (SIGTERM); whose it was the daemon knows."""
+
+    rank: RankId
+    signal: int
+
+
+@dataclass(frozen=True, slots=True)
 class ContributionWritten:
     """CPU plane: the pre-weighted contribution lies in the rank's slot of the host's shared memory."""
 

@@ -29,7 +29,16 @@ from flodl.messages.controller import (
     StoreReply,
     WindowPlan,
 )
-from flodl.messages.daemon import Beat, HostHello, HostStopped, LogChunk, RankExited, ReduceSlice, ResultReady
+from flodl.messages.daemon import (
+    Beat,
+    HostHello,
+    HostStopped,
+    LogChunk,
+    RankExited,
+    ReduceSlice,
+    ResultReady,
+    StopWanted,
+)
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
@@ -42,6 +51,7 @@ from flodl.messages.rank import (
     RankFinished,
     RankHello,
     RankReady,
+    RankSignalled,
     Reduced,
     SliceReduced,
     StateLoaded,
@@ -65,7 +75,7 @@ FromRank: TypeAlias = (
     | StateLoaded
     | RankFinished
 )
-RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | ContributionWritten | SliceReduced
+RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | RankSignalled | ContributionWritten | SliceReduced
 ToRank: TypeAlias = (
     Admitted
     | StoreReply
@@ -83,7 +93,7 @@ ToRank: TypeAlias = (
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | FromRank
+FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | FromRank
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
