@@ -366,7 +366,7 @@ class JobCore:
             case SumDescribed():
                 return training.on_described(message)
             case EvalDone():
-                return training.on_eval(message)
+                return training.callbacks.on_eval(message)
             case _:
                 assert_never(message)
 
