@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from flodl.spec.knobs import EpochCallbackPolicy as EpochCallbackPolicy
     from flodl.spec.metrics import EpochMetrics as EpochMetrics
     from flodl.spec.state import TrainedState as TrainedState
+    from flodl.spec.weights import save_checkpoint as save_checkpoint
+    from flodl.spec.worker import Worker as Worker
     from flodl.trainer.config import TrainerConfig as TrainerConfig
     from flodl.trainer.trainer import Trainer as Trainer
 
@@ -58,10 +60,12 @@ _HOMES = {
     "Trainer": "flodl.trainer.trainer",
     "TrainerConfig": "flodl.trainer.config",
     "TrendGuard": "flodl.core.guards",
+    "Worker": "flodl.spec.worker",
     "detect_gpus": "flodl.config.gpus",
     "is_head": "flodl.spec.context",
     "rank": "flodl.spec.context",
     "record_scalar": "flodl.spec.context",
+    "save_checkpoint": "flodl.spec.weights",
     "world_size": "flodl.spec.context",
 }
 

@@ -10,7 +10,17 @@ from typing import TypeAlias
 
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.ids import Grant, HostName, Incarnation, RankId, RoundKey
-from flodl.messages import DaemonToRank, FromDaemon, Layout, RankSpec, RankToDaemon, Scalar, ToDaemon, ToHead
+from flodl.messages import (
+    CallbackKind,
+    DaemonToRank,
+    FromDaemon,
+    Layout,
+    RankSpec,
+    RankToDaemon,
+    Scalar,
+    ToDaemon,
+    ToHead,
+)
 
 
 class Severity(StrEnum):
@@ -436,6 +446,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class CallBack:
+    """Call the script's function of this kind for ``epoch``; CalledBack follows."""
+
+    kind: CallbackKind
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteState:
     """Put the consensus into the outbox; StateWritten follows. ``whole``: with all that a checkpoint needs, from a
     copy, while the rank trains on.
@@ -478,6 +496,7 @@ RankAction: TypeAlias = (
     | BackUp
     | RollBack
     | Evaluate
+    | CallBack
     | WriteState
     | TakeState
     | EndRank

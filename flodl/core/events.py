@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from flodl.core.position import ResumePoint
 from flodl.ids import HostName, Incarnation, RankId, RoundKey
-from flodl.messages import DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
+from flodl.messages import CallbackKind, DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +300,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledBack:
+    """The script's function has returned, or raised ``error``."""
+
+    kind: CallbackKind
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateWritten:
     """What ``WriteState`` asked for lies in the rank's outbox."""
 
@@ -329,6 +338,7 @@ RankEvent: TypeAlias = (
     | SumReady
     | TensorsDigested
     | Evaluated
+    | CalledBack
     | StateWritten
     | StateTaken
 )

@@ -56,6 +56,7 @@ from flodl.errors import CoverageError
 from flodl.ids import HostName, RankId
 from flodl.messages import (
     Beat,
+    CallbackDone,
     EvalDone,
     Evict,
     FromDaemon,
@@ -89,7 +90,7 @@ from flodl.messages import (
     WindowDone,
 )
 
-TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | SumDescribed | EvalDone
+TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | SumDescribed | EvalDone | CallbackDone
 """What only a live rank may say."""
 
 
@@ -367,6 +368,8 @@ class JobCore:
                 return training.on_described(message)
             case EvalDone():
                 return training.callbacks.on_eval(message)
+            case CallbackDone():
+                return training.callbacks.on_done(message)
             case _:
                 assert_never(message)
 

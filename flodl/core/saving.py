@@ -25,6 +25,12 @@ HANDOVER_STEM = ""
 """Where a version goes that newcomers shall have: a place of the run's own, and no checkpoint of the user's."""
 
 
+def is_due(settings: CheckpointSettings, epoch: int) -> bool:
+    """Whether the settings ask for a checkpoint behind ``epoch``, which counts from 0."""
+    number = epoch + 1
+    return (settings.every > 0 and number % settings.every == 0) or number in settings.at_epochs
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """A save under way."""
@@ -78,9 +84,7 @@ class Saving:
     # ------------------------------------------------------------------------------------------------------ triggers
     def close_epochs(self, epochs: Iterable[int]) -> None:
         """These epochs (0-based) are complete: the settings may want a checkpoint after one of them."""
-        settings = self._settings
-        numbers = [epoch + 1 for epoch in epochs]
-        if any((settings.every and number % settings.every == 0) or number in settings.at_epochs for number in numbers):
+        if any(is_due(self._settings, epoch) for epoch in epochs):
             self.demand(SaveReason.CHECKPOINT)
 
     def demand(self, reason: SaveReason) -> None:

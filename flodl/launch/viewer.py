@@ -45,7 +45,7 @@ REPEAT_S: Final = 2.0
 """A SIGTERM that comes again within this time is the same one, passed on by somebody else."""
 EXIT_INTERRUPTED: Final = 130
 RED: Final = "red"
-QUIET_EVENTS: Final = frozenset({"commit", "stray"})
+QUIET_EVENTS: Final = frozenset({"commit", "stray", "called_back"})
 
 
 @dataclass(frozen=True, slots=True)

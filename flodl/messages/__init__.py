@@ -26,6 +26,7 @@ from flodl.messages.controller import (
     OpenRound,
     RankSpec,
     RoundFigures,
+    RunCallback,
     RunEnded,
     RunEval,
     SendState,
@@ -51,6 +52,7 @@ from flodl.messages.daemon import (
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
+    CallbackDone,
     ContributionWritten,
     EvalDone,
     GroupFormed,
@@ -71,6 +73,7 @@ from flodl.messages.rank import (
 )
 from flodl.messages.settings import (
     CadenceSettings,
+    CallbackKind,
     CheckpointSettings,
     GuardKind,
     GuardSettings,
@@ -102,6 +105,8 @@ __all__ = [
     "Answer",
     "Beat",
     "CadenceSettings",
+    "CallbackDone",
+    "CallbackKind",
     "Challenge",
     "CheckpointSettings",
     "CloseRound",
@@ -159,6 +164,7 @@ __all__ = [
     "ResultReady",
     "RoundFigures",
     "RoundJudged",
+    "RunCallback",
     "RunEnded",
     "RunEval",
     "Scalar",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flodl.ids import Incarnation, RankId, RoundKey, Version
-from flodl.messages.settings import Layout, Settings
+from flodl.messages.settings import CallbackKind, Layout, Settings
 
 
 # ---------------------------------------------------------------------------------------------------- to the controller
@@ -120,6 +120,16 @@ class EvalDone:
     rank: RankId
     epoch: int
     value: float
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackDone:
+    """The answer to RunCallback: the function has returned, or raised ``error``."""
+
+    rank: RankId
+    kind: CallbackKind
+    epoch: int
     error: str
 
 

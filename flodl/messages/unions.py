@@ -19,6 +19,7 @@ from flodl.messages.controller import (
     KillRank,
     LoadState,
     OpenRound,
+    RunCallback,
     RunEnded,
     RunEval,
     SendState,
@@ -42,6 +43,7 @@ from flodl.messages.daemon import (
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
+    CallbackDone,
     ContributionWritten,
     EvalDone,
     GroupFormed,
@@ -71,6 +73,7 @@ FromRank: TypeAlias = (
     | Reduced
     | SumDescribed
     | EvalDone
+    | CallbackDone
     | StateSent
     | StateLoaded
     | RankFinished
@@ -87,6 +90,7 @@ ToRank: TypeAlias = (
     | AbortRound
     | Commit
     | RunEval
+    | RunCallback
     | SendState
     | LoadState
     | FinishRank

@@ -28,7 +28,7 @@ from flodl.errors import FlodlError, UsageError
 from flodl.ids import RankId
 from flodl.messages import DaemonToRank, RankError, RankReady, RankSignalled
 from flodl.rank.agent import Agent
-from flodl.rank.evaluation import evaluate
+from flodl.rank.callbacks import ScriptCallbacks
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import AsyncRounds, CollectiveRounds, Plane, SharedRounds
 from flodl.rank.preempted import tell_preemptions
@@ -162,7 +162,7 @@ class _RankProcess:
             self._plane,
             self._inbox,
             agent.send,
-            lambda epoch: evaluate(stepper.model, stepper.device, config, epoch),
+            ScriptCallbacks(stepper, config),
             hand_over,
             lambda: take_whole_state(ticket.inbox_fd, stepper, outer),
         )

@@ -88,7 +88,7 @@ from flodl.messages import (
     ToDaemon,
     ToHead,
 )
-from flodl.rank.evaluation import evaluate
+from flodl.rank.callbacks import ScriptCallbacks
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import SoloRounds
 from flodl.rank.resuming import take_whole_state
@@ -200,7 +200,7 @@ class _Solo:
             SoloRounds(stepper.model),
             self._inbox,
             self._hear_rank,
-            lambda epoch: evaluate(stepper.model, stepper.device, self._job.config, epoch),
+            ScriptCallbacks(stepper, self._job.config),
             self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
             lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True)),
         )

@@ -34,6 +34,7 @@ from flodl.spec.knob import (
     yes_or_no,
 )
 from flodl.spec.metrics import EpochMetrics
+from flodl.spec.worker import Worker
 
 MapDataset: TypeAlias = Any
 """Anything with ``__len__`` and ``__getitem__(int)``; ``__getitems__(list[int])`` is used where it exists.
@@ -228,6 +229,9 @@ class Knobs(KnobTable):
     the rank."""
     metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
     """``metrics_fn(metrics)`` once per epoch on the head's callback thread; ``metrics.epoch`` counts from 0."""
+    epoch_fn: Knob[Callable[[int, Worker], None] | None] = knob(default=None, check=function)
+    """``epoch_fn(epoch, worker)`` behind every epoch on one rank, with the consensus in ``worker.model``; ``epoch``
+    counts from 0."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
     """Held-out data, evaluated after every epoch on one rank; needs ``eval_fn``."""
     eval_fn: Knob[Callable[..., float] | None] = knob(default=None, check=function)
@@ -235,7 +239,7 @@ class Knobs(KnobTable):
     eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function)
     """``eval_result_fn(epoch, value)`` on the head's callback thread; ``epoch`` counts from 0."""
     epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
-    """Which rank runs the evaluation."""
+    """Which rank runs ``eval_fn``, ``epoch_fn`` and ``checkpoint_fn``."""
     outer_optimizer: Knob[OuterOptimizer] = knob(default=OuterAvg(), check=_outer)
     """What a round makes of the consensus before it is adopted: also ``SlowMomentum(…)``, ``NesterovMomentum(…)``."""
     seed: Knob[int] = knob(default=0, check=whole_number(0))
@@ -248,9 +252,13 @@ class Knobs(KnobTable):
     """Where checkpoints go: ``ckpts/run43`` makes ``ckpts/run43.fdl`` and ``.meta.json`` on the head's machine; a
     relative path counts from the head's folder. None saves nothing."""
     checkpoint_every: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
-    """A checkpoint after each so many epochs; needs ``save_path``."""
+    """A checkpoint after each so many epochs; needs ``save_path`` or ``checkpoint_fn``."""
     checkpoint_at_epoch: Knob[int | Iterable[int] | None] = knob(default=None, check=_epochs)
-    """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path``."""
+    """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path`` or
+    ``checkpoint_fn``."""
+    checkpoint_fn: Knob[Callable[[int, Any], None] | None] = knob(default=None, check=function)
+    """``checkpoint_fn(epoch, model)`` on one rank where ``checkpoint_every`` or ``checkpoint_at_epoch`` says so, with
+    the consensus in ``model``; ``epoch`` counts from 0."""
     keep_last: Knob[int] = knob(default=1, check=whole_number(1))
     """So many checkpoints stay, the newest ones; above 1 each also lies under a stem of its own, such as
     ``ckpts/run43-e0005``. With 1 each replaces the one before."""
@@ -283,6 +291,8 @@ class JobConfig(Knobs, Values):
             max_nonfinite=self.max_nonfinite,
             max_failure=self.max_failure,
             on_error=OnError(self.on_error),
+            has_epoch_fn=self.epoch_fn is not None,
+            has_checkpoint_fn=self.checkpoint_fn is not None,
             checkpoint=self.checkpoint_settings(),
         )
 
@@ -342,9 +352,17 @@ def _check_evaluation(config: JobConfig) -> None:
 
 def _check_checkpoints(config: JobConfig) -> None:
     chosen = config.checkpoint_settings()
-    if not chosen.save_path and (chosen.every or chosen.at_epochs):
+    is_asked_for = bool(chosen.every or chosen.at_epochs)
+    if is_asked_for and not chosen.save_path and config.checkpoint_fn is None:
         name = "checkpoint_every" if chosen.every else "checkpoint_at_epoch"
-        raise ConfigError(f"{name} is set but save_path is not; add save_path='ckpts/run43', or drop {name}")
+        raise ConfigError(
+            f"{name} is set but save_path is not; add save_path='ckpts/run43' or a checkpoint_fn, or drop {name}"
+        )
+    if config.checkpoint_fn is not None and not is_asked_for:
+        raise ConfigError(
+            "checkpoint_fn is set but neither checkpoint_every nor checkpoint_at_epoch is, so nobody would call it; "
+            "add checkpoint_every=1, or drop checkpoint_fn"
+        )
     if not chosen.save_path and chosen.keep_last > 1:
         raise ConfigError("keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last")
     epochs = config.num_epochs * config.epoch_splits

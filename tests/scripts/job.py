@@ -178,6 +178,28 @@ class Guard:
         return flodl.ConvergenceAction.nudge_down(0.5) if figures.version == 1 else flodl.ConvergenceAction.STABLE
 
 
+class Callbacks:
+    """The functions behind an epoch: each call is a line of ``calls-R.log``, with a digest of what it saw."""
+
+    def __init__(self, log: Path, fault: Callable[[], None] | None) -> None:
+        self._log, self._fault = log, fault
+
+    def on_epoch(self, epoch: int, worker: flodl.Worker) -> None:
+        assert str(worker.rank) == os.environ.get("RANK", "0")
+        self._note(f"epoch {epoch} {digest([*worker.model.parameters(), *worker.model.buffers()])}")
+        if epoch == 1 and self._fault is not None and not (self._log / "struck").exists():
+            (self._log / "struck").write_text(RANK)
+            self._fault()
+
+    def on_checkpoint(self, epoch: int, model: nn.Module) -> None:
+        flodl.save_checkpoint(model, self._log / f"model-{epoch}")
+        self._note(f"checkpoint {epoch} {digest([*model.parameters(), *model.buffers()])}")
+
+    def _note(self, line: str) -> None:
+        with (self._log / f"calls-{RANK}.log").open("a") as file:
+            file.write(f"{line}\n")
+
+
 def leave_grandchild(mark: str) -> None:
     """A process in a session of its own, with an empty environment, whose parent is gone; ``mark`` is in its argv."""
     sleeper = [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_S})", mark]
@@ -242,6 +264,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--splits", type=int, default=1)
+    parser.add_argument("--callbacks", action="store_true", help="note what runs behind each epoch, and save models")
+    parser.add_argument("--callback-fault", choices=FAULTS, default=None, help="of the first call behind epoch 1")
     parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--save", default=None, help="the stem of checkpoints")
     parser.add_argument("--every", type=int, default=None)
@@ -300,6 +324,7 @@ def main() -> None:
     note = args.log / f"steps-{RANK}.log" if args.note_steps and RANK.isdigit() else None
     step = Step(step_ms / 1e3, fault, args.fault_step, note, args.poisoned if args.fault_rank == RANK else 0)
     decay = torch.optim.lr_scheduler.LambdaLR
+    callbacks = Callbacks(args.log, FAULTS.get(args.callback_fault)) if args.callbacks else None
     handle = (
         flodl.Trainer.builder(build_model, make_optimizer, step)
         .dataset(Numbers(args.size, args.log))
@@ -310,6 +335,8 @@ def main() -> None:
         .save_path(args.save)
         .checkpoint_every(args.every)
         .keep_last(args.keep_last)
+        .epoch_fn(callbacks and callbacks.on_epoch)
+        .checkpoint_fn(callbacks and callbacks.on_checkpoint)
         .resume_from(args.resume, reshape=args.reshape)
         .elche(cadence)
         .outer_optimizer(OUTER[args.outer])

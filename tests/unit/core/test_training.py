@@ -408,7 +408,7 @@ def test_evaluation_that_fails_is_noted_and_training_goes_on() -> None:
     cohort = Cohort(eval_samples=4).train_until(EvalDone)
     assert cohort.core.phase is Phase.FINISHING
     cohort.say(EvalDone(0, 0, 0.0, "ZeroDivisionError"))
-    assert cohort.records("eval_failed") == ["eval_fn failed on rank 0 after epoch 0: ZeroDivisionError"]
+    assert cohort.records("eval_failed") == ["eval_fn failed on rank 0 after epoch 1: ZeroDivisionError"]
     assert cohort.say(EvalDone(0, 0, 0.7, "")) == []
     cohort.say(EvalDone(0, 1, 0.7, ""))
     assert cohort.outcome is not None

@@ -40,7 +40,7 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     assert names == {
         "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "scheduler_fn",
         "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "max_failure", "on_error",
-        "metrics_fn", "eval_dataset", "eval_fn",
+        "metrics_fn", "epoch_fn", "checkpoint_fn", "eval_dataset", "eval_fn",
         "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
         "save_path", "checkpoint_every", "checkpoint_at_epoch", "keep_last", "resume_from", "reshape",
         "cluster",
@@ -360,6 +360,13 @@ def test_several_epochs_are_kept_once_each_in_order(epochs: Any) -> None:
     assert job.settings().checkpoint.at_epochs == (1, 3)
 
 
+def test_functions_behind_an_epoch_are_known_to_every_participant() -> None:
+    settings = resolve(config(epoch_fn=print, checkpoint_fn=print, checkpoint_every=1)).settings()
+    assert (settings.has_epoch_fn, settings.has_checkpoint_fn) == (True, True)
+    settings = resolve(config()).settings()
+    assert (settings.has_epoch_fn, settings.has_checkpoint_fn) == (False, False)
+
+
 def test_one_epoch_may_be_a_number_of_torch_or_numpy() -> None:
     for one in (torch.tensor(3), torch.tensor(3).numpy(), torch.tensor(3).numpy()[()]):
         assert resolve(config(save_path="run").checkpoint_at_epoch(one)).settings().checkpoint.at_epochs == (3,)
@@ -391,7 +398,16 @@ def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
             {"checkpoint_at_epoch": itertools.count(1), "save_path": "run"},
             "more than 10000 epochs; use checkpoint_every",
         ),
-        ({"checkpoint_every": 1}, "checkpoint_every is set but save_path is not; add save_path='ckpts/run43', or drop"),
+        (
+            {"checkpoint_every": 1},
+            "checkpoint_every is set but save_path is not; add save_path='ckpts/run43' or a check",
+        ),
+        (
+            {"checkpoint_fn": print},
+            "checkpoint_fn is set but neither checkpoint_every nor checkpoint_at_epoch is, so nobody would call it",
+        ),
+        ({"checkpoint_fn": 3}, "checkpoint_fn is 3; pass a function, not its result"),
+        ({"epoch_fn": 3}, "epoch_fn is 3; pass a function, not its result"),
         ({"keep_last": 0, "save_path": "run"}, "keep_last is 0; it must be at least 1"),
         ({"keep_last": 2}, "keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last"),
         ({"checkpoint_at_epoch": 1}, "checkpoint_at_epoch is set but save_path is not"),
