@@ -107,3 +107,12 @@ def test_call_of_an_owner_that_is_lost_in_a_window_waits_for_a_consensus(mode: M
         again = cohort.sent(RunCallback)[len(asked) :]
     assert again[0].epoch == asked[0].epoch
     assert again[0].rank != asked[0].rank
+
+
+def test_nobody_is_asked_when_nobody_is_left() -> None:
+    cohort = Cohort(has_epoch_fn=True).train_until(CallbackDone)
+    for rank in range(3):
+        cohort.say(RankExited(rank, 0, 9, by_us=False))
+    assert cohort.core.training is not None
+    callbacks = cohort.core.training.callbacks
+    assert (callbacks.owner, callbacks.are_pending, callbacks.ask()) == (None, True, [])
