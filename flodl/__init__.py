@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from flodl.spec.metrics import EpochMetrics as EpochMetrics
     from flodl.spec.metrics import RankEpoch as RankEpoch
     from flodl.spec.state import TrainedState as TrainedState
+    from flodl.spec.weights import save_checkpoint as save_checkpoint
+    from flodl.spec.worker import Worker as Worker
     from flodl.trainer.config import TrainerConfig as TrainerConfig
     from flodl.trainer.trainer import Trainer as Trainer
 
@@ -96,10 +98,12 @@ _HOMES = {
     "UnknownArgument": "flodl.errors",
     "UnknownSetting": "flodl.errors",
     "UsageError": "flodl.errors",
+    "Worker": "flodl.spec.worker",
     "detect_gpus": "flodl.config.gpus",
     "is_head": "flodl.spec.context",
     "rank": "flodl.spec.context",
     "record_scalar": "flodl.spec.context",
+    "save_checkpoint": "flodl.spec.weights",
     "world_size": "flodl.spec.context",
 }
 

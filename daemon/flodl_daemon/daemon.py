@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import select
 import signal
 import socket
 import time
@@ -188,8 +189,10 @@ class Daemon:
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(number, self._stop_host, number.name, self._given.stop_timeout_s)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            loop.add_signal_handler(number, self._on_signal, number)
         warden_fd = int(os.environ.get("FLODL_WARDEN_FD", "-1"))
         if warden_fd >= 0:
             os.set_inheritable(warden_fd, False)
@@ -198,6 +201,13 @@ class Daemon:
     def _on_warden_end(self, warden_fd: int) -> None:
         asyncio.get_running_loop().remove_reader(warden_fd)
         self._stop_host("the end of its warden", 3.0)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        """The warden sends SIGTERM when nobody is left who started us; else it is a scheduler's word to the run."""
+        if _is_orphaned():
+            self._stop_host("the end of whoever started it", self._given.stop_timeout_s)
+        else:
+            self._driver.post(ev.Signalled(number))
 
     def _stop_host(self, source: str, grace_s: float) -> None:
         self._driver.post(ev.ControllerSaid(StopHost(f"the daemon was stopped by {source}", grace_s)))
@@ -319,6 +329,13 @@ def _end_descendants() -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(left, timeout=0.2)
+
+
+def _is_orphaned() -> bool:
+    """Whether the other end of our standard input is closed: whoever started us holds it open."""
+    poller = select.poll()
+    poller.register(0, select.POLLRDHUP)
+    return any(events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
 
 def _rss_bytes(pid: int) -> int:

@@ -10,9 +10,9 @@ describes parts that are there:
     <stem>.meta.json     renamed over the old one    (this bundle is whole)
     <stem>.fdl           renamed from <stem>.<id>.fdl
 
-The meta file is one JSON object: ``format``, ``save_id``, ``reason``, ``saved_at_s``, ``parts``, ``versions``, and the
-resume point (``checkpoint/point.py``). Every one since format 1 can be read for ever: fields are added with a default,
-never taken away.
+The meta file is one JSON object: ``format``, ``save_id``, ``reason``, ``saved_at_s``, ``parts``, ``versions``,
+``kept_of``, and the resume point (``checkpoint/point.py``). Every one since format 1 can be read for ever: fields are
+added with a default, never taken away.
 """
 
 import json
@@ -60,7 +60,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class BundleMeta:
-    """The content of ``<stem>.meta.json``. ``saved_at_s`` is Unix time; ``versions`` those of flodl, torch, Python."""
+    """The content of ``<stem>.meta.json``.
+
+    ``saved_at_s`` is Unix time; ``versions`` are those of flodl, torch, Python. ``kept_of`` names the stem for which
+    flodl keeps this bundle, and will remove it (``checkpoint/keeping.py``); empty for any other.
+    """
 
     save_id: str
     reason: SaveReason
@@ -68,6 +72,7 @@ class BundleMeta:
     parts: tuple[Part, ...]
     point: ResumePoint
     versions: Mapping[str, str] = field(default_factory=dict)
+    kept_of: str = ""
 
     def to_json(self) -> str:
         """The file's text: one line for each value, so that a person finds it.
@@ -75,7 +80,8 @@ class BundleMeta:
         Raises:
             CheckpointError: ``from_json`` would not take it; the message names the field.
         """
-        own = {name: lower(getattr(self, name)) for name in ("save_id", "reason", "saved_at_s", "parts", "versions")}
+        names = ("save_id", "reason", "saved_at_s", "parts", "versions", "kept_of")
+        own = {name: lower(getattr(self, name)) for name in names}
         data = {"format": FORMAT, **own, **point_to_json(self.point)}
         _lift(data)
         return "{\n" + ",\n".join(f' "{name}": {json.dumps(value)}' for name, value in data.items()) + "\n}\n"
@@ -164,6 +170,7 @@ def _lift(data: Mapping[str, Any]) -> BundleMeta:
         _parts(data["parts"]),
         point_from_json(data),
         lift(Mapping[str, str], versions, "versions", {}),
+        lift(str, data.get("kept_of", ""), "kept_of", {}),
     )
 
 

@@ -24,7 +24,7 @@ MAX_HISTORY: Final = 1024
 LEAST: Final = dict.fromkeys(
     (
         "accumulate", "anchor", "at_epochs", "batch_counts", "batch_size", "count", "dataset_size", "epoch_splits",
-        "max_anchor", "max_nonfinite", "min_anchor", "num_epochs", "world_size",
+        "keep_last", "max_anchor", "max_nonfinite", "min_anchor", "num_epochs", "world_size",
     ),
     1,
 )  # fmt: skip

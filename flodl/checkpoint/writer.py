@@ -135,14 +135,18 @@ class BundleWriter:
         kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
         return CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}")
 
-    def commit(self, reason: SaveReason, point: ResumePoint, versions: Mapping[str, str] | None = None) -> BundleMeta:
+    def commit(
+        self, reason: SaveReason, point: ResumePoint, versions: Mapping[str, str] | None = None, kept_of: str = ""
+    ) -> BundleMeta:
         """Publish the bundle: from the rename of the meta file on it is the one that a reader finds.
+
+        ``kept_of`` as in ``BundleMeta``.
 
         Raises:
             CheckpointError: it cannot be written, or no reader would take it; the bundle before is untouched.
         """
         stem, save_id = self._stem, self._save_id
-        meta = BundleMeta(save_id, reason, time.time(), tuple(self._parts), point, versions or {})
+        meta = BundleMeta(save_id, reason, time.time(), tuple(self._parts), point, versions or {}, kept_of)
         text = meta.to_json()
         staged = stem.staged(save_id, META_SUFFIX)
         with self._in_words():

@@ -24,6 +24,7 @@ from flodl.controller.saves import Saves
 from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
+from flodl.core.ending import process_exit_code
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.view import snapshot
@@ -44,6 +45,7 @@ from flodl.messages import (
     StopAccepted,
     StopHost,
     StopRequest,
+    StopWanted,
     StoreRequest,
     ToDaemon,
     ToHead,
@@ -196,8 +198,9 @@ class Controller:
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
-            loop.add_signal_handler(number, self._driver.post, ev.StopAsked(number.name, False, code))
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            asked = ev.StopAsked(number.name, False, process_exit_code(0, number))
+            loop.add_signal_handler(number, self._driver.post, asked)
         loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the run goes on")
 
     def _view(self) -> View:
@@ -254,7 +257,7 @@ class Controller:
         match message:
             case HostHello():
                 raise RemoteProtocolError(f"host {host} said hello twice")
-            case Beat(speaker) | HostStopped(speaker) if speaker != host:
+            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) if speaker != host:
                 raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
+from flodl.checkpoint.keeping import keep
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.controller.bulk import BulkHub
@@ -131,7 +132,9 @@ class Saves:
         if save.is_dropped:
             return
         try:
-            writer = save.held.enter_context(BundleWriter(self._stem(save.order.stem)))
+            stem = self._stem(save.order.stem)
+            keep(stem, save.order.keep_last)  # what a killed run had no time for
+            writer = save.held.enter_context(BundleWriter(stem))
             save.path = writer.stage(MODEL_SUFFIX)
             save.writer = writer
         except Exception as error:  # noqa: BLE001  # a save that fails is told of, and training goes on
@@ -156,15 +159,16 @@ class Saves:
         except Exception as error:  # noqa: BLE001  # as above
             self._settle(save, "", error)
         else:
-            self._settle(save, str(self._stem(save.order.stem).plain(MODEL_SUFFIX)), None)
+            stem = self._stem(order.stem)
+            self._settle(save, str(stem.plain(MODEL_SUFFIX)), None, keep(stem, order.keep_last))
 
-    def _settle(self, save: _Save, path: str, error: Exception | None) -> None:
+    def _settle(self, save: _Save, path: str, error: Exception | None, warning: str = "") -> None:
         save.held.close()
         self._saves.pop(save.order.transfer, None)
         if error is not None and not isinstance(error, CheckpointError):
             _log.error("checkpoint not saved: stem=%s", save.order.stem, exc_info=error)
         if not save.is_dropped:
-            self._post(SaveSettled(save.order.transfer, path, "" if error is None else str(error)))
+            self._post(SaveSettled(save.order.transfer, path, "" if error is None else str(error), warning))
 
     def _read(self, stem: str) -> None:
         self._let_go()

@@ -10,7 +10,17 @@ from typing import TypeAlias
 
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.ids import Grant, HostName, Incarnation, RankId, RoundKey
-from flodl.messages import DaemonToRank, FromDaemon, Layout, RankSpec, RankToDaemon, Scalar, ToDaemon, ToHead
+from flodl.messages import (
+    CallbackKind,
+    DaemonToRank,
+    FromDaemon,
+    Layout,
+    RankSpec,
+    RankToDaemon,
+    Scalar,
+    ToDaemon,
+    ToHead,
+)
 
 
 class Severity(StrEnum):
@@ -101,13 +111,17 @@ class ReceiveState:
 
 @dataclass(frozen=True, slots=True)
 class OpenSave:
-    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes."""
+    """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes.
+
+    So many checkpoints stay, ``keep_last``; with 1 each replaces the one before.
+    """
 
     transfer: int
     host: HostName
     stem: str
     reason: SaveReason
     point: ResumePoint
+    keep_last: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +446,14 @@ class Evaluate:
 
 
 @dataclass(frozen=True, slots=True)
+class CallBack:
+    """Call the script's function of this kind for ``epoch``; CalledBack follows."""
+
+    kind: CallbackKind
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class WriteState:
     """Put the consensus into the outbox; StateWritten follows. ``whole``: with all that a checkpoint needs, from a
     copy, while the rank trains on.
@@ -474,6 +496,7 @@ RankAction: TypeAlias = (
     | BackUp
     | RollBack
     | Evaluate
+    | CallBack
     | WriteState
     | TakeState
     | EndRank

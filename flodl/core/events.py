@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from flodl.core.position import ResumePoint
 from flodl.ids import HostName, Incarnation, RankId, RoundKey
-from flodl.messages import DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
+from flodl.messages import CallbackKind, DaemonToRank, FromDaemon, FromHead, RankToDaemon, ToDaemon
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +94,15 @@ class StateStored:
 
 @dataclass(frozen=True, slots=True)
 class SaveSettled:
-    """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``)."""
+    """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``).
+
+    ``warning``: it is complete, and something beside it could not be done.
+    """
 
     transfer: int
     path: str
     error: str
+    warning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,13 @@ class StateLanded:
 
 
 @dataclass(frozen=True, slots=True)
+class Signalled:
+    """Somebody has sent the daemon ``number``, SIGTERM or SIGUSR1; who started it is there still."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class LogsShipped:
     """Every byte the local ranks wrote has been handed to the control connection."""
 
@@ -187,6 +198,7 @@ HostEvent: TypeAlias = (
     | RankEnded
     | SumReturned
     | StateLanded
+    | Signalled
     | LogsShipped
 )
 
@@ -288,6 +300,15 @@ class Evaluated:
 
 
 @dataclass(frozen=True, slots=True)
+class CalledBack:
+    """The script's function has returned, or raised ``error``."""
+
+    kind: CallbackKind
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateWritten:
     """What ``WriteState`` asked for lies in the rank's outbox."""
 
@@ -317,6 +338,7 @@ RankEvent: TypeAlias = (
     | SumReady
     | TensorsDigested
     | Evaluated
+    | CalledBack
     | StateWritten
     | StateTaken
 )

@@ -60,13 +60,13 @@ class Finale:
     def is_collecting(self, training: Training, now_s: float) -> bool:
         """True while there is something to wait for, and somebody to wait for it from."""
         wants_state = not self._is_state_settled and self.head_code is None
-        is_busy = training.evals_pending or training.saving.is_pending or wants_state
+        is_busy = training.callbacks.are_pending or training.saving.is_pending or wants_state
         return is_busy and bool(self._membership.live) and not self.is_late(now_s)
 
     def collect(self, training: Training, now_s: float) -> list[JobAction]:
         """Ask for the state, once all evaluations are answered and the last checkpoint is made."""
-        owner = training.owner
-        is_early = training.evals_pending or training.saving.is_pending  # a rank hands over one state at a time
+        owner = training.callbacks.owner
+        is_early = training.callbacks.are_pending or training.saving.is_pending  # a rank hands over one state at a time
         if is_early or self._state_from is not None or owner is None:
             return []
         self._state_from, self._transfer = owner, next(self._transfers)

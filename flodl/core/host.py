@@ -37,11 +37,13 @@ from flodl.core.events import (
     LogsShipped,
     RankEnded,
     RankSaid,
+    Signalled,
     Stalled,
     StateLanded,
     SumReturned,
     Ticked,
 )
+from flodl.core.preemption import DAEMON
 from flodl.errors import InvariantViolation
 from flodl.ids import HostName, RankId, RoundKey
 from flodl.messages import (
@@ -59,6 +61,7 @@ from flodl.messages import (
     RankExited,
     RankFinished,
     RankHello,
+    RankSignalled,
     RankSpec,
     RankToDaemon,
     ReduceSlice,
@@ -68,6 +71,7 @@ from flodl.messages import (
     StateLoaded,
     StateSent,
     StopHost,
+    StopWanted,
     ToDaemon,
 )
 
@@ -159,6 +163,8 @@ class HostCore:
             case StateLanded():
                 self._landed = event
                 actions = self._give_states()
+            case Signalled(number):
+                actions = self._on_signal(DAEMON, number)
             case LogsShipped():
                 actions = self._on_shipped()
             case Stalled(gap_s):
@@ -248,6 +254,10 @@ class HostCore:
                 actions.append(TerminateRank(rank))
         return actions
 
+    def _on_signal(self, rank: RankId, number: int) -> list[HostAction]:
+        """Somebody else's signal: the run is to stop in order, which the controller knows how to do."""
+        return [SendController(StopWanted(self._settings.host, rank, number))]
+
     # -------------------------------------------------------------------------------------------------------- ranks
     def _on_rank(self, rank: RankId, message: RankToDaemon, now_s: float) -> list[HostAction]:
         local = self._ranks.get(rank)
@@ -261,6 +271,8 @@ class HostCore:
             case RankAlive(_, steps):
                 local.steps = steps
                 return []
+            case RankSignalled(_, number):
+                return [KillRankTree(rank)] if local.ended_by_us else self._on_signal(rank, number)
             case ContributionWritten(_, key):
                 return self._on_written(rank, key)
             case SliceReduced(_, key):

@@ -44,8 +44,10 @@ from flodl.core.events import (
 from flodl.core.finale import Finale
 from flodl.core.growth import Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
+from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import ResumePoint, SaveReason
+from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
@@ -54,6 +56,7 @@ from flodl.errors import CoverageError
 from flodl.ids import HostName, RankId
 from flodl.messages import (
     Beat,
+    CallbackDone,
     EvalDone,
     Evict,
     FromDaemon,
@@ -81,12 +84,13 @@ from flodl.messages import (
     StateSent,
     StopHost,
     StopRequest,
+    StopWanted,
     StoreRequest,
     SumDescribed,
     WindowDone,
 )
 
-TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | SumDescribed | EvalDone
+TrainingWord: TypeAlias = GroupFormed | MinReached | WindowDone | Reduced | SumDescribed | EvalDone | CallbackDone
 """What only a live rank may say."""
 
 
@@ -133,7 +137,7 @@ class JobCore:
         self._settings = settings
         self._deadline_s: float | None = None
         self._drained: dict[HostName, dict[RankId, None]] = {}
-        self._lost_count = 0
+        self._losses = Losses()
 
     # ----------------------------------------------------------------------------------------------------- contract
     def handle(self, event: JobEvent, now_s: float) -> list[JobAction]:
@@ -238,6 +242,8 @@ class JobCore:
                 return self._on_rank_exited(host, message, now_s)
             case HostStopped(_, reason):
                 return self._host_gone(host, f"stopped: {reason}", now_s)
+            case StopWanted():
+                return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
             case LogChunk():
                 return []  # the shell's business: bytes to disk
             case _:
@@ -361,7 +367,9 @@ class JobCore:
             case SumDescribed():
                 return training.on_described(message)
             case EvalDone():
-                return training.on_eval(message)
+                return training.callbacks.on_eval(message)
+            case CallbackDone():
+                return training.callbacks.on_done(message)
             case _:
                 assert_never(message)
 
@@ -482,7 +490,7 @@ class JobCore:
         if self.training is not None:
             actions += self.training.lose(ranks, now_s)
         self.finale.lose(ranks)
-        self._lost_count += len(ranks)
+        self._losses.add(len(ranks))
         if self.phase in (Phase.STAGING, Phase.LOADING, Phase.FORMING, Phase.TRAINING, Phase.FINISHING):
             actions += self._after_loss(failure, now_s)
         return actions
@@ -508,11 +516,10 @@ class JobCore:
 
     def _judge_losses(self, failure: Failure, now_s: float) -> list[JobAction]:
         """``max_failure``: so many losses are no accident any more."""
-        limit, size = self.startup.agreed.settings.max_failure, len(self.membership)
-        if limit is None or self._lost_count < (limit if limit >= 1 else limit * size):
+        verdict = self._losses.verdict(self.startup.agreed.settings.max_failure)
+        if not verdict:
             return []
-        of = f"{limit:g}" if limit >= 1 else f"{limit:g} of {size}"
-        message = f"{self._lost_count} rank(s) lost, and max_failure is {of}; the last one: {failure.error}"
+        message = f"{verdict}; the last one: {failure.error}"
         return self._stop(end.EXIT_TOO_FEW_RANKS, message, SaveReason.MAX_FAILURE_EXCEEDED, now_s)
 
     # ---------------------------------------------------------------------------------------------- head and operator
@@ -673,6 +680,7 @@ class JobCore:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
         first = self.startup.ready[self.membership.live[0]]
+        self._losses.begin(len(self.membership.live))
         self.phase = Phase.FORMING
         stall_s = max(300.0, 10 * self._settings.liveness.dead_s)
         self.training = Training(

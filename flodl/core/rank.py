@@ -21,6 +21,7 @@ from flodl.core.actions import (
     Adopt,
     BackUp,
     Blend,
+    CallBack,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -39,6 +40,7 @@ from flodl.core.actions import (
     WriteState,
 )
 from flodl.core.events import (
+    CalledBack,
     DaemonDropped,
     DaemonSaid,
     Evaluated,
@@ -60,6 +62,7 @@ from flodl.ids import RankId, RoundKey, Version, batches_of
 from flodl.messages import (
     AbortRound,
     Admitted,
+    CallbackDone,
     CloseWindow,
     Commit,
     ContributionWritten,
@@ -76,6 +79,7 @@ from flodl.messages import (
     Reduced,
     ReduceSlice,
     ResultReady,
+    RunCallback,
     RunEval,
     SendState,
     Settings,
@@ -179,8 +183,13 @@ class RankCore:
             case TensorsDigested(key, names, digests):
                 return [SendUp(SumDescribed(self.rank, key, names, digests))]
             case Evaluated():
+                self._window.return_to_work(now_s)
                 return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
+            case CalledBack(kind, epoch, error):
+                self._window.return_to_work(now_s)
+                return [SendUp(CallbackDone(self.rank, kind, epoch, error))]
             case StateWritten(transfer, size_bytes, error):
+                self._window.return_to_work(now_s)
                 return [SendUp(StateSent(self.rank, transfer, size_bytes, error))]
             case StateTaken(transfer, error):
                 return [SendUp(StateLoaded(self.rank, transfer, error))]
@@ -245,8 +254,13 @@ class RankCore:
             case ResultReady(_, key):
                 return [TakeResult(key, self._takes_raw)] if self._is_current(key) else []
             case RunEval(_, epoch):
+                self._window.leave_work(now_s)
                 return [Evaluate(epoch)]
+            case RunCallback(_, kind, epoch):
+                self._window.leave_work(now_s)
+                return [CallBack(kind, epoch)]
             case SendState(_, transfer, whole):
+                self._window.leave_work(now_s)
                 return [WriteState(transfer, whole)]
             case LoadState(_, transfer):
                 return [TakeState(transfer)] if self.work is Work.JOINING else []
@@ -443,13 +457,25 @@ class _Window:
         self._first_samples = 0
         self._last_end_s = 0.0
         self._held_s = 0.0
+        self._left_s = 0.0
+        self._away_s = 0.0
+
+    def leave_work(self, now_s: float) -> None:
+        """The rank does something that the run wants of it alone: that is no cost of a batch."""
+        self._left_s = now_s
+
+    def return_to_work(self, now_s: float) -> None:
+        """It is done."""
+        self._away_s += now_s - self._left_s
 
     def add(self, step: StepDone, was_held: bool) -> None:
         """``was_held``: the rank was not allowed this step at once; its wait says nothing about its speed."""
         if self.steps == 0:
             self._first_end_s, self._first_samples = step.ended_s, step.samples
-        elif was_held:
-            self._held_s += step.started_s - self._last_end_s
+        else:
+            gap_s = step.started_s - self._last_end_s
+            self._held_s += gap_s if was_held else min(gap_s, self._away_s)
+        self._away_s = 0.0
         self.steps += 1
         self.samples += step.samples
         self.busy_s += step.ended_s - step.started_s

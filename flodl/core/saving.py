@@ -25,6 +25,12 @@ HANDOVER_STEM = ""
 """Where a version goes that newcomers shall have: a place of the run's own, and no checkpoint of the user's."""
 
 
+def is_due(settings: CheckpointSettings, epoch: int) -> bool:
+    """Whether the settings ask for a checkpoint behind ``epoch``, which counts from 0."""
+    number = epoch + 1
+    return (settings.every > 0 and number % settings.every == 0) or number in settings.at_epochs
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """A save under way."""
@@ -78,9 +84,7 @@ class Saving:
     # ------------------------------------------------------------------------------------------------------ triggers
     def close_epochs(self, epochs: Iterable[int]) -> None:
         """These epochs (0-based) are complete: the settings may want a checkpoint after one of them."""
-        settings = self._settings
-        numbers = [epoch + 1 for epoch in epochs]
-        if any((settings.every and number % settings.every == 0) or number in settings.at_epochs for number in numbers):
+        if any(is_due(self._settings, epoch) for epoch in epochs):
             self.demand(SaveReason.CHECKPOINT)
 
     def demand(self, reason: SaveReason) -> None:
@@ -137,7 +141,7 @@ class Saving:
         if order is None or event.transfer != order.transfer:
             return []
         self._order = None
-        told = self._give_up(order, event.error) if event.error else self._report(order, event.path)
+        told = self._give_up(order, event.error) if event.error else self._report(order, event)
         return [*told, *self._begin(now_s)]
 
     # ------------------------------------------------------------------------------------------------------- details
@@ -150,8 +154,9 @@ class Saving:
         order = _Order(next(self._transfers), rank, stem, reason, held.point, now_s + SAVE_TIMEOUT_S)
         self._order = order
         host = self._membership[rank].host
+        keep_last = 1 if stem == HANDOVER_STEM else self._settings.keep_last
         return [
-            OpenSave(order.transfer, host, stem, reason, held.point),
+            OpenSave(order.transfer, host, stem, reason, held.point, keep_last),
             SendHost(host, SendState(rank, order.transfer, whole=True)),
         ]
 
@@ -172,11 +177,11 @@ class Saving:
             self._due[order.stem] = order.reason
         return [drop, *self._begin(now_s)]
 
-    def _report(self, order: _Order, path: str) -> list[JobAction]:
+    def _report(self, order: _Order, event: SaveSettled) -> list[JobAction]:
         if order.stem == HANDOVER_STEM:
             return []
         self.failure = ""
-        version = order.point.position.version
+        version, path = order.point.position.version, event.path
         detail = f"version {version} is saved: {path} ({order.reason})"
         fields: dict[str, Scalar | tuple[object, ...]] = {
             "version": version,
@@ -184,7 +189,8 @@ class Saving:
             "reason": str(order.reason),
             "rank": order.rank,
         }
-        return [Record("checkpoint", Severity.INFO, detail, fields)]
+        warned = [Record("checkpoint_not_kept", Severity.WARNING, event.warning, {"version": version})]
+        return [Record("checkpoint", Severity.INFO, detail, fields), *(warned if event.warning else ())]
 
     def _give_up(self, order: _Order, error: str) -> list[JobAction]:
         version = order.point.position.version

@@ -23,9 +23,9 @@ from flodl.core.actions import (
     Severity,
 )
 from flodl.core.cadence import Cadence
+from flodl.core.callbacks import Callbacks
 from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
-from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
 from flodl.core.growth import Growth
 from flodl.core.membership import Membership
@@ -42,8 +42,6 @@ from flodl.messages import (
     CloseWindow,
     Commit,
     DescribeSum,
-    EvalDone,
-    EvalReport,
     FinishRank,
     FormGroup,
     GroupFormed,
@@ -52,7 +50,6 @@ from flodl.messages import (
     OpenRound,
     Reduced,
     RoundJudged,
-    RunEval,
     Scalar,
     Settings,
     StartRound,
@@ -114,19 +111,18 @@ class Training:
         self.elche = self.cadence.elche
         self.supply = Supply(settings, merge_single_tail, position)
         self.saving = Saving(settings.checkpoint, membership, transfers)
+        self.callbacks = Callbacks(settings, membership, self.elche)
         self._first_version, self._first_step = position.version, position.global_step
         self._settings, self._layout = settings, layout
         self._membership, self._growth = membership, growth
         self._stall_s = stall_s
         self._formation = Formation()
         self._dispatch = Dispatch(settings.cadence)
-        self._election = Election(settings.callback_rank)
         self._accounts: dict[int, EpochAccounts] = {}
         self._committed_s = now_s
         self._leaving: dict[RankId, None] = {}
         self._round = _gathered_round(self.version, membership.live)
         self._disagreement: Disagreement | None = None
-        self._evals: dict[int, RankId | None] = {}
         self._nonfinite_rounds = 0
         self._left_out: dict[RankId, str] = {}
         self._failed_attempts = 0
@@ -134,16 +130,6 @@ class Training:
         self._stall_deadline_s: float | None = None
 
     # ----------------------------------------------------------------------------------------------------- contract
-    @property
-    def owner(self) -> RankId | None:
-        """The rank that runs callbacks and provides the state."""
-        return self._election.elect(self._membership.live, self.elche.ms_per_batch)
-
-    @property
-    def evals_pending(self) -> bool:
-        """True while an evaluation has not been answered."""
-        return bool(self._evals)
-
     @property
     def counts(self) -> Mapping[RankId, int]:
         """Planned batches per full window."""
@@ -249,21 +235,6 @@ class Training:
         """The user's convergence guard has answered."""
         return self.cadence.on_judged(message)
 
-    def on_eval(self, message: EvalDone) -> list[JobAction]:
-        """The evaluation is answered."""
-        if message.epoch not in self._evals:
-            return []
-        del self._evals[message.epoch]
-        if message.error:
-            detail = f"eval_fn failed on rank {message.rank} after epoch {message.epoch + 1}: {message.error}"
-            return [Record("eval_failed", Severity.WARNING, detail, {"epoch": message.epoch, "rank": message.rank})]
-        detail = f"epoch {message.epoch + 1}: eval {message.value:.6g}"
-        fields = {"epoch": message.epoch, "value": message.value, "rank": message.rank}
-        return [
-            Record("eval", Severity.INFO, detail, fields),
-            SendHead(EvalReport(message.epoch, message.value)),
-        ]
-
     def lose(self, ranks: tuple[RankId, ...], now_s: float) -> list[JobAction]:
         """This module's part of the cascade: round, samples, cadence, group. The ranks were live and are buried."""
         named = ", ".join(map(str, ranks))
@@ -278,7 +249,7 @@ class Training:
         actions += self.saving.lose(ranks, now_s)
         if not self._membership.live:
             return actions
-        actions += self._assign_evals(lost=ranks)
+        actions += self._pass_on_calls(ranks)
         if self.state in (TrainingState.FINISHED, TrainingState.STALLED):
             return actions
         actions += self._form(now_s)
@@ -448,7 +419,8 @@ class Training:
         epochs = self.supply.close_epochs()
         for epoch in epochs:
             actions += self._close_epoch(epoch, now_s)
-        return actions + self._offer(epochs, now_s) + self._let_leave(now_s) + self._next_window()
+        actions += [*self.callbacks.ask(), *self._offer(epochs, now_s)]
+        return actions + self._let_leave(now_s) + self._next_window()
 
     def _let_leave(self, now_s: float) -> list[JobAction]:
         """Ranks that are drained have given all that they had; one that is busy for the run leaves a commit later."""
@@ -468,7 +440,7 @@ class Training:
         detail = f"rank {named} left at version {self.version}; {len(self._membership.live)} ranks train on"
         note = Record("rank_left", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
         leave = [self._to(rank, FinishRank(rank, "its host is drained")) for rank in ranks]
-        return [note, *leave, *self._assign_evals(lost=ranks), *self._form(now_s)]
+        return [note, *leave, *self._pass_on_calls(ranks), *self._form(now_s)]
 
     def _offer(self, epochs: Sequence[int], now_s: float) -> list[JobAction]:
         """Every rank holds the new version: save it where that is due, from the rank with most work in it."""
@@ -554,9 +526,7 @@ class Training:
             Record("epoch", Severity.INFO, f"epoch {epoch + 1}: loss {loss}", fields),
             SendHead(report),
         ]
-        if self._settings.eval_samples:
-            self._evals[epoch] = None
-            actions += self._assign_evals()
+        self.callbacks.close_epoch(epoch)
         return actions
 
     def _next_window(self) -> list[JobAction]:
@@ -598,15 +568,10 @@ class Training:
             *(self._to(rank, FormGroup(rank, incarnation, attempt, live, FORMATION_TIMEOUT_S)) for rank in live),
         ]
 
-    def _assign_evals(self, lost: tuple[RankId, ...] = ()) -> list[JobAction]:
-        """Ask the owner for every evaluation that nobody (alive) is doing."""
-        owner = self.owner
-        actions: list[JobAction] = []
-        for epoch, rank in self._evals.items():
-            if owner is not None and (rank is None or rank in lost):
-                self._evals[epoch] = owner
-                actions.append(self._to(owner, RunEval(owner, epoch)))
-        return actions
+    def _pass_on_calls(self, lost: tuple[RankId, ...]) -> list[JobAction]:
+        """To a rank whose model is the consensus; in the middle of a lockstep window there is none, behind it is."""
+        self.callbacks.lose(lost)
+        return self.callbacks.ask() if self.holds_consensus or self._settings.cadence.mode.is_async else []
 
     def _close(self, ranks: tuple[RankId, ...]) -> list[JobAction]:
         return [self._to(rank, CloseWindow(rank, self.version)) for rank in ranks]

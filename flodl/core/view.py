@@ -39,7 +39,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             "epoch": training.supply.epoch,
             "epoch_samples": training.supply.epoch_size,
             "samples_merged": training.supply.epoch_merged,
-            "callback_rank": training.owner,
+            "callback_rank": training.callbacks.owner,
             "cadence": {
                 "phase": training.elche.phase.name.lower(),
                 "anchor": training.elche.anchor,

@@ -5,10 +5,14 @@ queue. With ``num_workers`` the same thread drives a torch DataLoader with persi
 DataLoader fed by an endless, blocking sampler would hold finished batches back until the next lease arrives.
 """
 
+import multiprocessing
+import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -176,9 +180,14 @@ class BatchLoader:
                     if not self._deliver(Batch(parts, plan.samples, plan.epoch, plan.spans), generation):
                         break
             except BaseException as error:  # noqa: BLE001  # every kind belongs to the caller of next_batch
-                self._workers = None
+                self._end_workers()
                 self._deliver(error, generation)
-        self._workers = None
+        self._end_workers()
+
+    def _end_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.close()
+            self._workers = None
 
     def _deliver(self, item: Batch | BaseException, generation: int) -> bool:
         """Queue one result when there is room; False when it is not wanted any more."""
@@ -266,6 +275,7 @@ class _Workers:
 
     def __init__(self, reader: _Reader, num_workers: int, seed: int) -> None:
         self._batches: list[list[list[int]]] = []
+        self._is_closing = multiprocessing.RawValue("b", 0)
         self._loader: DataLoader[Any] = DataLoader(
             reader,  # type: ignore[arg-type]  # map-style by behaviour
             batch_size=None,
@@ -273,6 +283,7 @@ class _Workers:
             collate_fn=_unchanged,
             num_workers=num_workers,
             persistent_workers=True,
+            worker_init_fn=partial(_withstand, self._is_closing),
             generator=torch.Generator().manual_seed(seed),
         )
 
@@ -280,6 +291,16 @@ class _Workers:
         """Load ``batches`` in order. The pass before must have been exhausted or given up."""
         self._batches[:] = batches
         return iter(self._loader)
+
+    def close(self) -> None:
+        """Whoever asks the processes to end from now on is torch."""
+        self._is_closing.value = 1
+
+
+def _withstand(is_closing: Any, _worker: int) -> None:
+    """A scheduler signals every process that it knows of. The rank saves first; its workers end when it closes them."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if is_closing.value else None)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _unchanged(batch: Any) -> Any:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import signal
 import socket
 import sys
 import threading
@@ -42,6 +43,7 @@ from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
 from flodl.spec.job import TrainingJob
 from flodl.spec.metrics import EpochMetrics
+from flodl.spec.preemption import exit_code_of, stop_when_preempted
 from flodl.spec.state import load_state
 from flodl.wire.handshake import Role
 
@@ -71,7 +73,8 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
     identity = Identity(str(ticket["run_id"]), _token(Path(ticket["token_file"])), Role.HEAD, socket.gethostname())
     ready = HeadReady(job.config.settings(), config_fingerprint(job.config))
     head = _Head(Controller(host, port), identity, ready, handle, job.config.elche.user_guard)
-    stop_on_interrupt(head.ask_stop, handle.is_over)
+    stop_on_interrupt(lambda: head.ask_stop("Ctrl-C", EXIT_INTERRUPTED), handle.is_over)
+    stop_when_preempted(head.ask_stop_for, handle.is_over)
     threading.Thread(target=head.run, name="flodl-head", daemon=True).start()
 
 
@@ -90,7 +93,7 @@ class _Head:
         self._desk = None if guard is None else GuardDesk(guard, self._answer)
         self._loop = asyncio.new_event_loop()
         self._stream: FramedStream | None = None
-        self._wants_stop = False
+        self._wanted: StopRequest | None = None
 
     def run(self) -> None:
         """The thread: whatever happens ends up in the handle."""
@@ -107,16 +110,22 @@ class _Head:
                 self._desk.close()
             self._loop.close()
 
-    def ask_stop(self) -> None:
+    def ask_stop(self, source: str, exit_code: int) -> None:
         """Ask for an orderly stop; from any thread."""
+        request = StopRequest(f"{source} in the script", abort=False, exit_code=exit_code)
         with contextlib.suppress(RuntimeError):  # the conversation is over
-            self._loop.call_soon_threadsafe(self._stop)
+            self._loop.call_soon_threadsafe(self._stop, request)
+
+    def ask_stop_for(self, number: signal.Signals) -> None:
+        """The same, for a signal by which the script shall end once the run has stopped."""
+        self._handle.end_with(exit_code_of(number))
+        self.ask_stop(number.name, exit_code_of(number))
 
     async def _converse(self) -> None:
         self._stream, _ = await connect_control(self._controller, self._identity, ToHead)
         self._stream.send(self._ready)
-        if self._wants_stop:
-            self._stop()
+        if self._wanted is not None:
+            self._stop(self._wanted)
         try:
             while True:
                 self._hear(await self._stream.receive())  # type: ignore[arg-type]  # the stream lets nothing else through
@@ -145,10 +154,10 @@ class _Head:
         state = load_state(ended.state_path, ended.outcome)
         self._handle.finish(dataclasses.replace(state, epochs=ended.epochs))
 
-    def _stop(self) -> None:
-        self._wants_stop = True
+    def _stop(self, request: StopRequest) -> None:
+        self._wanted = request
         if self._stream is not None:
-            self._stream.send(StopRequest("Ctrl-C in the script", abort=False, exit_code=EXIT_INTERRUPTED))
+            self._stream.send(request)
 
     def _answer(self, judged: RoundJudged) -> None:
         """From the guard's thread."""

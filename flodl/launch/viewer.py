@@ -1,7 +1,8 @@
 """Watches a run for the terminal that launched it: progress, logs, and how it ended.
 
 The run does not live here: whatever happens to the viewer, the controller goes on. The first Ctrl-C asks it for an
-orderly stop, the second to end at once; SIGTERM stops in order, SIGHUP and the key ``d`` leave the run alone.
+orderly stop, the second to end at once; SIGTERM and SIGUSR1 stop in order, SIGHUP and the key ``d`` leave the run
+alone.
 """
 
 import contextlib
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final
 
+from flodl.core.ending import process_exit_code
 from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
@@ -38,10 +40,12 @@ QUEUE_LINES: Final = 10_000
 
 STDIN: Final = 0
 DETACH: Final = b"d"
+CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+REPEAT_S: Final = 2.0
+"""A SIGTERM that comes again within this time is the same one, passed on by somebody else."""
 EXIT_INTERRUPTED: Final = 130
-EXIT_TERMINATED: Final = 143
 RED: Final = "red"
-QUIET_EVENTS: Final = frozenset({"commit", "stray"})
+QUIET_EVENTS: Final = frozenset({"commit", "stray", "called_back"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,7 @@ class Viewer:
         self._state: dict[str, Any] = {}
         self._progress = Progress()
         self._stops = 0
+        self._stopped_at_s = 0.0
         self._abort_at_s: float | None = None
 
     def watch(self) -> int | Detached:
@@ -115,7 +120,7 @@ class Viewer:
         def note(number: int, _frame: FrameType | None) -> None:
             self._signals.append(number)
 
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        before = {number: signal.signal(number, note) for number in CAUGHT}
         try:
             yield
         finally:
@@ -126,9 +131,12 @@ class Viewer:
         """Act on it; True when the viewer shall leave."""
         if number == signal.SIGHUP:
             return True
-        exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
+        if self._stops and not self._is_impatient(number):
+            return False
+        exit_code = process_exit_code(0, number)
         self._stops += 1
         if self._stops == 1:
+            self._stopped_at_s = time.monotonic()
             leave = ", d to leave it to itself" if self._keys.is_attentive else ""
             self._terminal.say(f"fdl: stopping in order; press Ctrl-C again to end it at once{leave}")
             self._ask(signal.Signals(number).name, abort=False, exit_code=exit_code)
@@ -137,6 +145,11 @@ class Viewer:
             self._abort_at_s = time.monotonic() + ABORT_GRACE_S
             self._ask(signal.Signals(number).name, abort=True, exit_code=exit_code)
         return False
+
+    def _is_impatient(self, number: int) -> bool:
+        """Somebody wants the end at once. Schedulers send their signals to everyone, twice, and one after the other."""
+        is_late = time.monotonic() - self._stopped_at_s > REPEAT_S
+        return number == signal.SIGINT or (number == signal.SIGTERM and is_late)
 
     def _ask(self, source: str, *, abort: bool, exit_code: int) -> None:
         def ask() -> None:

@@ -26,6 +26,7 @@ from flodl.messages.controller import (
     OpenRound,
     RankSpec,
     RoundFigures,
+    RunCallback,
     RunEnded,
     RunEval,
     SendState,
@@ -46,10 +47,12 @@ from flodl.messages.daemon import (
     RankExited,
     ReduceSlice,
     ResultReady,
+    StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
+    CallbackDone,
     ContributionWritten,
     EvalDone,
     GroupFormed,
@@ -59,6 +62,7 @@ from flodl.messages.rank import (
     RankFinished,
     RankHello,
     RankReady,
+    RankSignalled,
     Reduced,
     SliceReduced,
     StateLoaded,
@@ -69,6 +73,7 @@ from flodl.messages.rank import (
 )
 from flodl.messages.settings import (
     CadenceSettings,
+    CallbackKind,
     CheckpointSettings,
     GuardKind,
     GuardSettings,
@@ -100,6 +105,8 @@ __all__ = [
     "Answer",
     "Beat",
     "CadenceSettings",
+    "CallbackDone",
+    "CallbackKind",
     "Challenge",
     "CheckpointSettings",
     "CloseRound",
@@ -148,6 +155,7 @@ __all__ = [
     "RankFinished",
     "RankHello",
     "RankReady",
+    "RankSignalled",
     "RankSpec",
     "RankToDaemon",
     "ReduceSlice",
@@ -156,6 +164,7 @@ __all__ = [
     "ResultReady",
     "RoundFigures",
     "RoundJudged",
+    "RunCallback",
     "RunEnded",
     "RunEval",
     "Scalar",
@@ -169,6 +178,7 @@ __all__ = [
     "StopAccepted",
     "StopHost",
     "StopRequest",
+    "StopWanted",
     "StoreReply",
     "StoreRequest",
     "SumDescribed",

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from flodl.ids import Grant, Incarnation, RankId, RoundKey, Version
 from flodl.messages.daemon import Device
-from flodl.messages.settings import Layout
+from flodl.messages.settings import CallbackKind, Layout
 
 
 # ---------------------------------------------------------------------------------------------------------- to a daemon
@@ -169,6 +169,15 @@ class RunEval:
     """The elected rank evaluates the consensus it holds; asked between Commit and the next WindowPlan."""
 
     rank: RankId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunCallback:
+    """The elected rank calls this function of the script with the consensus; asked when RunEval is."""
+
+    rank: RankId
+    kind: CallbackKind
     epoch: int
 
 

@@ -84,6 +84,17 @@ class HostStopped:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """Somebody else has sent ``signal`` (10 is SIGUSR1, 15 SIGTERM) to this rank, or with -1 to the daemon itself: the
+    run shall save, then stop.
+    """
+
+    host: HostName
+    rank: RankId
+    signal: int
+
+
 # ---------------------------------------------------------------------------------------------------------- to the rank
 @dataclass(frozen=True, slots=True)
 class ReduceSlice:

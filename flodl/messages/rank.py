@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flodl.ids import Incarnation, RankId, RoundKey, Version
-from flodl.messages.settings import Layout, Settings
+from flodl.messages.settings import CallbackKind, Layout, Settings
 
 
 # ---------------------------------------------------------------------------------------------------- to the controller
@@ -124,6 +124,16 @@ class EvalDone:
 
 
 @dataclass(frozen=True, slots=True)
+class CallbackDone:
+    """The answer to RunCallback: the function has returned, or raised ``error``."""
+
+    rank: RankId
+    kind: CallbackKind
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class StateSent:
     """The state that ``transfer`` asks for has been handed to the daemon for streaming (``error`` empty), or could
     not be.
@@ -166,6 +176,14 @@ class RankAlive:
 
     rank: RankId
     steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankSignalled:
+    """The rank was sent ``signal``, 10 (SIGUSR1) or 15 (SIGTERM); whose it was the daemon knows."""
+
+    rank: RankId
+    signal: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,12 +97,20 @@ class OnError(StrEnum):
     SHRINK = "shrink"
 
 
+class CallbackKind(StrEnum):
+    """A function of the script that runs behind an epoch, by its knob; the evaluation has words of its own."""
+
+    EPOCH = "epoch_fn"
+    CHECKPOINT = "checkpoint_fn"
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointSettings:
     """What is saved, and what the run goes on from. Paths are the head's: relative ones count from its folder.
 
     ``save_path`` empty saves nothing. ``every`` saves after so many epochs (0: not), ``at_epochs`` after these (from
-    1). ``resume_from`` empty starts afresh; ``reshape`` lets another number of ranks, or other settings, go on.
+    1). ``resume_from`` empty starts afresh; ``reshape`` lets another number of ranks, or other settings, go on. So many
+    checkpoints stay on disk, ``keep_last``; with 1 each replaces the one before.
     """
 
     save_path: str = ""
@@ -110,6 +118,7 @@ class CheckpointSettings:
     at_epochs: tuple[int, ...] = ()
     resume_from: str = ""
     reshape: bool = False
+    keep_last: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,8 @@ class Settings:
     ``eval_samples`` is 0 without an evaluation. ``callback_rank`` None elects the fastest rank.
     ``num_epochs`` counts passes over the data, each delivered as ``epoch_splits`` epochs. ``accumulate`` says how many
     micro-batches make a full batch. ``max_failure`` is the number of lost ranks at which the run saves and stops, or,
-    below 1, their part of all; None bears any loss while a rank is left.
+    below 1, their part of all; None bears any loss while a rank is left. ``has_epoch_fn`` and ``has_checkpoint_fn`` say
+    which of the script's functions there are to be called.
     """
 
     dataset_size: int
@@ -138,6 +148,8 @@ class Settings:
     checkpoint: CheckpointSettings = CheckpointSettings()
     max_failure: float | None = None
     on_error: OnError = OnError.STOP
+    has_epoch_fn: bool = False
+    has_checkpoint_fn: bool = False
 
 
 @dataclass(frozen=True, slots=True)

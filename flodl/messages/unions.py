@@ -19,6 +19,7 @@ from flodl.messages.controller import (
     KillRank,
     LoadState,
     OpenRound,
+    RunCallback,
     RunEnded,
     RunEval,
     SendState,
@@ -29,10 +30,20 @@ from flodl.messages.controller import (
     StoreReply,
     WindowPlan,
 )
-from flodl.messages.daemon import Beat, HostHello, HostStopped, LogChunk, RankExited, ReduceSlice, ResultReady
+from flodl.messages.daemon import (
+    Beat,
+    HostHello,
+    HostStopped,
+    LogChunk,
+    RankExited,
+    ReduceSlice,
+    ResultReady,
+    StopWanted,
+)
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
 from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
+    CallbackDone,
     ContributionWritten,
     EvalDone,
     GroupFormed,
@@ -42,6 +53,7 @@ from flodl.messages.rank import (
     RankFinished,
     RankHello,
     RankReady,
+    RankSignalled,
     Reduced,
     SliceReduced,
     StateLoaded,
@@ -61,11 +73,12 @@ FromRank: TypeAlias = (
     | Reduced
     | SumDescribed
     | EvalDone
+    | CallbackDone
     | StateSent
     | StateLoaded
     | RankFinished
 )
-RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | ContributionWritten | SliceReduced
+RankToDaemon: TypeAlias = FromRank | RankHello | RankAlive | RankSignalled | ContributionWritten | SliceReduced
 ToRank: TypeAlias = (
     Admitted
     | StoreReply
@@ -77,13 +90,14 @@ ToRank: TypeAlias = (
     | AbortRound
     | Commit
     | RunEval
+    | RunCallback
     | SendState
     | LoadState
     | FinishRank
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | FromRank
+FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | FromRank
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound

@@ -26,7 +26,7 @@ def evaluate(model: nn.Module, device: torch.device, config: JobConfig, epoch: i
     An exception of the script is printed here and goes into the event: the training goes on.
     """
     try:
-        with _undisturbed(model, device), torch.no_grad():
+        with undisturbed(model, device):
             value = _mean(model, device, config)
     except Exception as error:  # noqa: BLE001  # whatever the script raised
         traceback.print_exc()
@@ -53,11 +53,12 @@ def _arguments(batch: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+def undisturbed(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Within it ``model`` is in eval mode and makes no gradients; afterwards all is as it was before."""
     modes = [(module, module.training) for module in model.modules()]
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.no_grad():
             model.eval()
             yield
     finally:

@@ -26,11 +26,12 @@ from flodl.core.actions import EndRank
 from flodl.core.rank import RankCore
 from flodl.errors import FlodlError, UsageError
 from flodl.ids import RankId
-from flodl.messages import DaemonToRank, RankError, RankReady
+from flodl.messages import DaemonToRank, RankError, RankReady, RankSignalled
 from flodl.rank.agent import Agent
-from flodl.rank.evaluation import evaluate
+from flodl.rank.callbacks import ScriptCallbacks
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import AsyncRounds, CollectiveRounds, Plane, SharedRounds
+from flodl.rank.preempted import tell_preemptions
 from flodl.rank.resuming import take_whole_state
 from flodl.rank.saving import WholeState
 from flodl.rank.shell import RankShell
@@ -113,6 +114,7 @@ class _RankProcess:
         """Introduce the rank, build everything, and train to the end."""
         self._agent.start()
         job, ticket = self._job, self._ticket
+        tell_preemptions(lambda number: self._agent.send(RankSignalled(ticket.rank, number)))
         stepper = build_stepper(job, _device(ticket), ticket.rank)
         try:
             return self._shell(stepper, FlatModel(stepper.model)).run()
@@ -160,7 +162,7 @@ class _RankProcess:
             self._plane,
             self._inbox,
             agent.send,
-            lambda epoch: evaluate(stepper.model, stepper.device, config, epoch),
+            ScriptCallbacks(stepper, config),
             hand_over,
             lambda: take_whole_state(ticket.inbox_fd, stepper, outer),
         )

@@ -15,6 +15,7 @@ from flodl.core.actions import (
     Adopt,
     BackUp,
     Blend,
+    CallBack,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -32,7 +33,7 @@ from flodl.core.actions import (
     TakeState,
     WriteState,
 )
-from flodl.core.events import Evaluated, RankEvent, StateTaken, StateWritten
+from flodl.core.events import CalledBack, Evaluated, RankEvent, StateTaken, StateWritten
 from flodl.core.rank import RankCore
 from flodl.messages import RankToDaemon
 from flodl.rank.inbox import Inbox
@@ -55,7 +56,7 @@ class RankShell:
         plane: Plane,
         inbox: Inbox,
         send: Callable[[RankToDaemon], None],
-        evaluate: Callable[[int], Evaluated],
+        call: Callable[[Evaluate | CallBack], Evaluated | CalledBack],
         hand_over: Callable[[StateInfo, bool], int],
         take_over: Callable[[], None],
     ) -> None:
@@ -67,13 +68,13 @@ class RankShell:
             plane: averages.
             inbox: where messages and late effects arrive.
             send: says something to the daemon; never raises.
-            evaluate: evaluates the model after an epoch.
+            call: calls the script's functions that run behind an epoch. The model holds the consensus meanwhile.
             hand_over: puts the state where the daemon takes it, the whole of it if the flag says so; returns its size
                 in bytes. The model holds the consensus meanwhile.
             take_over: loads the whole state that the daemon has left.
         """
         self._core, self._stepper, self._plane, self._inbox = core, stepper, plane, inbox
-        self._send, self._evaluate, self._hand_over, self._take_over = send, evaluate, hand_over, take_over
+        self._send, self._call, self._hand_over, self._take_over = send, call, hand_over, take_over
         self._effects: deque[RankEvent] = deque()
         self._end: EndRank | None = None
 
@@ -126,9 +127,9 @@ class RankShell:
                 self._stepper.back_up()
             case RollBack():
                 self._stepper.roll_back()
-            case Evaluate(epoch):
+            case Evaluate() | CallBack():
                 with self._plane.consensus():
-                    self._effects.append(self._evaluate(epoch))
+                    self._effects.append(self._call(action))
             case WriteState(transfer, whole):
                 self._effects.append(self._write_state(transfer, whole))
             case TakeState(transfer):

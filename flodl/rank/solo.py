@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -87,7 +88,7 @@ from flodl.messages import (
     ToDaemon,
     ToHead,
 )
-from flodl.rank.evaluation import evaluate
+from flodl.rank.callbacks import ScriptCallbacks
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import SoloRounds
 from flodl.rank.resuming import take_whole_state
@@ -99,6 +100,7 @@ from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
 from flodl.spec.job import TrainingJob
 from flodl.spec.metrics import EpochMetrics
+from flodl.spec.preemption import exit_code_of, stop_when_preempted
 from flodl.spec.state import StateInfo, TrainedState
 
 log = logging.getLogger(__name__)
@@ -121,11 +123,13 @@ def run_solo(job: TrainingJob, handle: TrainHandle) -> None:
     """Train ``job`` in this process and report to ``handle``; returns at once.
 
     The first Ctrl-C stops in order, and ``join()`` returns what is trained so far with the outcome ``stopped``; the
-    second one raises KeyboardInterrupt in the main thread, as ever.
+    second one raises KeyboardInterrupt in the main thread, as ever. SIGTERM and SIGUSR1 stop in order, too, and then
+    ``join()`` ends the process.
     """
     solo = _Solo(job, handle, Path.cwd())
     thread = threading.Thread(target=solo.run, name="flodl-solo", daemon=True)
     stop_on_interrupt(lambda: solo.ask_stop("Ctrl-C"), handle.is_over)
+    stop_when_preempted(solo.ask_stop_for, handle.is_over)
     atexit.register(_end_with_interpreter, solo, handle, thread)
     thread.start()
 
@@ -156,6 +160,7 @@ class _Solo:
         self._epochs = 0
         self._state: TrainedState | None = None
         self._outcome: Outcome | None = None
+        self._preempted = 0
 
     def run(self) -> None:
         """Train to the end; whatever happens ends up in the handle."""
@@ -165,9 +170,15 @@ class _Solo:
         except BaseException as error:  # noqa: BLE001  # it is the script's: join() raises it where the script waits
             self._handle.fail(error)
 
-    def ask_stop(self, source: str) -> None:
+    def ask_stop(self, source: str, exit_code: int = EXIT_INTERRUPTED) -> None:
         """Stop after the step under way."""
-        self._post_later(StopAsked(source, abort=False, exit_code=EXIT_INTERRUPTED))
+        self._post_later(StopAsked(source, abort=False, exit_code=exit_code))
+
+    def ask_stop_for(self, number: signal.Signals) -> None:
+        """The same, for a signal by which the process shall end then."""
+        self._preempted = exit_code_of(number)
+        self._handle.end_with(self._preempted)
+        self.ask_stop(number.name, self._preempted)
 
     # ------------------------------------------------------------------------------------------------- the training
     def _train(self) -> None:
@@ -189,7 +200,7 @@ class _Solo:
             SoloRounds(stepper.model),
             self._inbox,
             self._hear_rank,
-            lambda epoch: evaluate(stepper.model, stepper.device, self._job.config, epoch),
+            ScriptCallbacks(stepper, self._job.config),
             self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
             lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True)),
         )
@@ -212,6 +223,8 @@ class _Solo:
 
     def _finish(self) -> None:
         outcome, state, resume = self._outcome, self._state, self._core.resume
+        if self._preempted and outcome is not None and outcome.status == "stopped" and state is None:
+            raise SystemExit(self._preempted)  # before there was anything to return
         if outcome is None or outcome.status == "failed" or state is None:
             kind = CheckpointError if resume is not None and resume.refusal else RankFailed
             raise kind(outcome.message if outcome is not None else "the training ended without an outcome")

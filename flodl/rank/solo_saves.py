@@ -24,6 +24,7 @@ import torch
 
 from flodl import __version__
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
+from flodl.checkpoint.keeping import keep
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.actions import OpenSave
@@ -122,25 +123,27 @@ class SoloSaves:
         self._let_go()
 
     def _make(self, order: OpenSave, state_fd: int, size_bytes: int) -> None:
-        path = error = ""
+        path = error = warning = ""
         try:
-            path = self._write(order, state_fd, size_bytes)
+            path, warning = self._write(order, state_fd, size_bytes)
         except Exception as fault:  # noqa: BLE001  # a save that fails is told of, and training goes on
             error = _words(fault, order.stem)
         finally:
             os.close(state_fd)
         if self._orders.pop(order.transfer, None) is not None:
-            self._post(SaveSettled(order.transfer, path, error))
+            self._post(SaveSettled(order.transfer, path, error, warning))
 
-    def _write(self, order: OpenSave, state_fd: int, size_bytes: int) -> str:
+    def _write(self, order: OpenSave, state_fd: int, size_bytes: int) -> tuple[str, str]:
+        """Where it lies, and what could not be done beside it."""
         stem = Stem.of(self._cwd / order.stem)
+        keep(stem, order.keep_last)  # what a killed run had no time for
         with BundleWriter(stem) as writer:
             with writer.part(MODEL_SUFFIX) as part:
                 for chunk in _chunks(state_fd, size_bytes):
                     part.write(chunk)
             if order.transfer in self._orders:  # else the next state may have come into the outbox meanwhile
                 writer.commit(order.reason, _under(self._settings, order.point), _versions())
-        return str(stem.plain(MODEL_SUFFIX))
+        return str(stem.plain(MODEL_SUFFIX)), keep(stem, order.keep_last)
 
     def _read(self, stem: str, settings: Settings) -> None:
         path = self._cwd / stem

@@ -38,6 +38,7 @@ class TrainHandle:
         self._callback_thread: threading.Thread | None = None
         self._state: TrainedState | None = None
         self._error: BaseException | None = None
+        self._exit_code = 0
 
     # ------------------------------------------------------------------------------------------------- the user
     def join(self, timeout_s: float | None = None) -> TrainedState:
@@ -52,6 +53,8 @@ class TrainHandle:
         Raises:
             DeadlineExceeded: ``timeout_s`` is over; the training goes on and ``join`` may be called again.
             FlodlError: the run failed; other exceptions are the script's own.
+            SystemExit: this process was sent SIGTERM or SIGUSR1 and the run has stopped for it: what is to be saved is
+                saved, and the process ends with 128 + the signal's number.
         """
         with self._changed:
             if not self._changed.wait_for(self._is_over, timeout_s):
@@ -59,6 +62,8 @@ class TrainHandle:
         self._drain_callbacks()
         if self._error is not None:
             raise self._error
+        if self._exit_code:
+            raise SystemExit(self._exit_code)
         assert self._state is not None
         return self._state
 
@@ -101,6 +106,10 @@ class TrainHandle:
     def fail(self, error: BaseException) -> None:
         """Training ended with ``error``, which ``join`` raises. A second end is ignored."""
         self._end(None, error)
+
+    def end_with(self, exit_code: int) -> None:
+        """Let ``join`` end the process with this code, once the training has ended, unless it fails."""
+        self._exit_code = exit_code
 
     def is_over(self) -> bool:
         """True after ``finish`` or ``fail``."""

@@ -7,6 +7,7 @@ by ``resolve``, when all of them are known.
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from itertools import islice
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
@@ -16,11 +17,12 @@ from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError
 from flodl.ids import RankId, batch_count
-from flodl.messages import CheckpointSettings, Precision, Settings
+from flodl.messages import CheckpointSettings, OnError, Precision, Settings
 from flodl.spec.cadence import ElCheConfig, checked_mode
 from flodl.spec.knob import (
     Chained,
     ChainedT,
+    Check,
     Knob,
     KnobTable,
     Values,
@@ -32,6 +34,7 @@ from flodl.spec.knob import (
     yes_or_no,
 )
 from flodl.spec.metrics import EpochMetrics
+from flodl.spec.worker import Worker
 
 MapDataset: TypeAlias = Any
 """Anything with ``__len__`` and ``__getitem__(int)``; ``__getitems__(list[int])`` is used where it exists.
@@ -90,11 +93,28 @@ def _elche(name: str, value: Any) -> ElCheConfig:
     return value
 
 
-def _precision(name: str, value: Any) -> Precision:
+def _one_of(kind: type[StrEnum]) -> Check:
+    def check(name: str, value: Any) -> StrEnum:
+        try:
+            return kind(value)
+        except ValueError:
+            raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(kind)}") from None
+
+    return check
+
+
+def _max_failure(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
     try:
-        return Precision(value)
-    except ValueError:
-        raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(Precision)}") from None
+        number = 0.0 if isinstance(value, bool | str | bytes) else float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0.0 < number < 1.0 and not (number >= 1.0 and number.is_integer()):
+        raise ConfigError(
+            f"{name} is {value!r}; it must be a number of ranks, 1 or more, or a part of them between 0 and 1, or None"
+        )
+    return number
 
 
 def _policy(name: str, value: Any) -> EpochCallbackPolicy:
@@ -196,14 +216,23 @@ class Knobs(KnobTable):
     """``scheduler_fn(optimizer, total_steps)`` returns a torch scheduler, stepped once per batch of the whole run."""
     lr_scale_ratio: Knob[float] = knob(default=0.0, check=non_negative_number())
     """The learning rates are multiplied by ``1 + ratio · (world_size − 1)`` at the start; 0 leaves them."""
-    precision: Knob[Precision | str] = knob(default=Precision.FP32, check=_precision)
+    precision: Knob[Precision | str] = knob(default=Precision.FP32, check=_one_of(Precision))
     """What ``train_step`` computes in: fp32, bf16 or fp16 (with loss scaling). Parameters keep their dtype."""
     accumulate: Knob[int] = knob(default=1, check=whole_number(1))
     """``train_step`` sees a batch in this many micro-batches, one after the other; the step is the whole batch's."""
     max_nonfinite: Knob[int] = knob(default=3, check=whole_number(1))
     """After so many rounds in a row with a loss or parameters that are not finite, the run saves and stops."""
+    max_failure: Knob[int | float | None] = knob(default=None, check=_max_failure)
+    """When so many ranks are lost, or such a part of those at the start (a number below 1), the run saves and stops;
+    None bears any loss while enough are left."""
+    on_error: Knob[OnError | str] = knob(default=OnError.STOP, check=_one_of(OnError))
+    """What an exception of the script in one rank means: ``stop`` saves and ends the run, ``shrink`` goes on without
+    the rank."""
     metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
     """``metrics_fn(metrics)`` once per epoch on the head's callback thread; ``metrics.epoch`` counts from 0."""
+    epoch_fn: Knob[Callable[[int, Worker], None] | None] = knob(default=None, check=function)
+    """``epoch_fn(epoch, worker)`` behind every epoch on one rank, with the consensus in ``worker.model``; ``epoch``
+    counts from 0."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
     """Held-out data, evaluated after every epoch on one rank; needs ``eval_fn``."""
     eval_fn: Knob[Callable[..., float] | None] = knob(default=None, check=function)
@@ -211,7 +240,7 @@ class Knobs(KnobTable):
     eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function)
     """``eval_result_fn(epoch, value)`` on the head's callback thread; ``epoch`` counts from 0."""
     epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
-    """Which rank runs the evaluation."""
+    """Which rank runs ``eval_fn``, ``epoch_fn`` and ``checkpoint_fn``."""
     outer_optimizer: Knob[OuterOptimizer] = knob(default=OuterAvg(), check=_outer)
     """What a round makes of the consensus before it is adopted: also ``SlowMomentum(…)``, ``NesterovMomentum(…)``."""
     seed: Knob[int] = knob(default=0, check=whole_number(0))
@@ -224,9 +253,16 @@ class Knobs(KnobTable):
     """Where checkpoints go: ``ckpts/run43`` makes ``ckpts/run43.fdl`` and ``.meta.json`` on the head's machine; a
     relative path counts from the head's folder. None saves nothing."""
     checkpoint_every: Knob[int | None] = knob(default=None, check=whole_number(1, optional=True))
-    """A checkpoint after each so many epochs; needs ``save_path``."""
+    """A checkpoint after each so many epochs; needs ``save_path`` or ``checkpoint_fn``."""
     checkpoint_at_epoch: Knob[int | Iterable[int] | None] = knob(default=None, check=_epochs)
-    """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path``."""
+    """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path`` or
+    ``checkpoint_fn``."""
+    checkpoint_fn: Knob[Callable[[int, Any], None] | None] = knob(default=None, check=function)
+    """``checkpoint_fn(epoch, model)`` on one rank where ``checkpoint_every`` or ``checkpoint_at_epoch`` says so, with
+    the consensus in ``model``; ``epoch`` counts from 0."""
+    keep_last: Knob[int] = knob(default=1, check=whole_number(1))
+    """So many checkpoints stay, the newest ones; above 1 each also lies under a stem of its own, such as
+    ``ckpts/run43-e0005``. With 1 each replaces the one before."""
     resume_from: ResumeKnob = knob(default=None, check=_stem, kind=ResumeKnob)
     """The checkpoint to go on from, with or without ``.fdl``; as a setter also ``resume_from(stem, reshape=True)``."""
     reshape: Knob[bool] = knob(default=False, check=yes_or_no)
@@ -254,6 +290,10 @@ class JobConfig(Knobs, Values):
             precision=Precision(self.precision),
             accumulate=self.accumulate,
             max_nonfinite=self.max_nonfinite,
+            max_failure=self.max_failure,
+            on_error=OnError(self.on_error),
+            has_epoch_fn=self.epoch_fn is not None,
+            has_checkpoint_fn=self.checkpoint_fn is not None,
             checkpoint=self.checkpoint_settings(),
         )
 
@@ -266,6 +306,7 @@ class JobConfig(Knobs, Values):
             at_epochs=_epochs("checkpoint_at_epoch", self.checkpoint_at_epoch),
             resume_from=again or os.fspath(self.resume_from or ""),
             reshape=self.reshape or bool(again),
+            keep_last=self.keep_last,
         )
 
 
@@ -313,9 +354,19 @@ def _check_evaluation(config: JobConfig) -> None:
 
 def _check_checkpoints(config: JobConfig) -> None:
     chosen = config.checkpoint_settings()
-    if not chosen.save_path and (chosen.every or chosen.at_epochs):
+    is_asked_for = bool(chosen.every or chosen.at_epochs)
+    if is_asked_for and not chosen.save_path and config.checkpoint_fn is None:
         name = "checkpoint_every" if chosen.every else "checkpoint_at_epoch"
-        raise ConfigError(f"{name} is set but save_path is not; add save_path='ckpts/run43', or drop {name}")
+        raise ConfigError(
+            f"{name} is set but save_path is not; add save_path='ckpts/run43' or a checkpoint_fn, or drop {name}"
+        )
+    if config.checkpoint_fn is not None and not is_asked_for:
+        raise ConfigError(
+            "checkpoint_fn is set but neither checkpoint_every nor checkpoint_at_epoch is, so nobody would call it; "
+            "add checkpoint_every=1, or drop checkpoint_fn"
+        )
+    if not chosen.save_path and chosen.keep_last > 1:
+        raise ConfigError("keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last")
     epochs = config.num_epochs * config.epoch_splits
     if chosen.at_epochs and chosen.at_epochs[-1] > epochs:
         count = f"{epochs} epochs" if config.epoch_splits == 1 else f"{epochs} epochs (num_epochs × epoch_splits)"

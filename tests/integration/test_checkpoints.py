@@ -97,6 +97,30 @@ def test_checkpoints_say_what_is_merged_and_can_be_read_while_others_take_their_
     assert files(stem) == ["run.fdl", "run.meta.json"]
 
 
+@pytest.mark.parametrize(
+    "mode", [MODES[1], *(pytest.param(mode, marks=pytest.mark.long) for mode in (MODES[0], MODES[4]))]
+)
+def test_newest_checkpoints_stay_and_each_can_be_gone_on_from(fdl: Fdl, log: Path, stem: Path, mode: str) -> None:
+    flags = {"mode": mode, "size": SIZE, "batch_size": 4, "step_ms": 2, "save": stem, "every": 1, "keep_last": 2}
+    run = fdl.job(options=THREE, epochs=5, **flags)
+    assert run.wait() == 0, run.story()
+    assert failures(run) + run.events("checkpoint_not_kept") == []
+    epochs = {name: find(stem.parent / name).meta.point.position.epoch for name in ("run", "run-e0004", "run-e0005")}
+    assert epochs == {"run": 5, "run-e0004": 4, "run-e0005": 5}
+    assert files(stem) == sorted(f"{name}{end}" for name in epochs for end in (".fdl", ".meta.json"))
+    for name in epochs:
+        position = find(stem.parent / name).meta.point.position
+        assert checkpoint_faults(position, SIZE, run.folder) == []
+        assert fdl.call("checkpoint", "show", str(stem.parent / name)).returncode == 0
+
+    again = fdl.job(options=THREE, epochs=6, resume=stem.parent / "run-e0004", log=log, **flags)
+    assert again.wait() == 0, again.story()
+    assert files(stem) == sorted(
+        f"{name}{end}" for name in ("run", "run-e0005", "run-e0006") for end in (".fdl", ".meta.json")
+    )
+    assert find(stem).meta.point.position.epoch == 6
+
+
 # ---------------------------------------------------------------------------------------------------- lost ranks
 @pytest.mark.parametrize(
     ("mode", "moment"),

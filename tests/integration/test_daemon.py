@@ -13,7 +13,7 @@ from typing import Any
 import psutil
 import pytest
 
-from flodl.messages import Beat, HostStopped, KillRank, RankExited, StateSent, StopHost
+from flodl.messages import Beat, HostStopped, KillRank, RankExited, StateSent, StopHost, StopWanted
 from tests.integration.daemon_desk import Desk, desk
 
 SUSPECT_S = 10.0  # the silence that counts (docs/operations.md); the beats are due every second
@@ -217,14 +217,31 @@ def test_a_stop_kills_the_stubborn_and_their_sessions_after_the_grace(tmp_path: 
     at(tmp_path, scenario)
 
 
-def test_sigterm_stops_in_order(tmp_path: Path) -> None:
+def test_sighup_stops_in_order(tmp_path: Path) -> None:
     async def scenario(at_desk: Desk) -> None:
         await at_desk.start(SLEEP)
         at_desk.spawn()
         numbers = await pids(at_desk)
-        os.kill(at_desk.pids()[0], signal.SIGTERM)
+        os.kill(at_desk.pids()[0], signal.SIGHUP)
         stopped = await at_desk.until_said(HostStopped)
-        assert "SIGTERM" in stopped.reason
+        assert "SIGHUP" in stopped.reason
+        assert await at_desk.end() == 0
+        await until_gone(*numbers)
+
+    at(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_of_a_scheduler_is_passed_on_and_the_daemon_serves_on(tmp_path: Path, number: signal.Signals) -> None:
+    async def scenario(at_desk: Desk) -> None:
+        await at_desk.start(SLEEP)
+        at_desk.spawn()
+        numbers = await pids(at_desk)
+        os.kill(at_desk.pids()[0], number)
+        wanted = await at_desk.until_said(StopWanted)
+        assert (wanted.rank, wanted.signal) == (-1, number)
+        assert at_desk.all_said(RankExited) == []
+        at_desk.send(StopHost("enough", 0.5))
         assert await at_desk.end() == 0
         await until_gone(*numbers)
 

@@ -1,8 +1,13 @@
 """A script that fails on one rank: the first failure is the headline, and the exit code is the table's."""
 
+from pathlib import Path
+
 import pytest
 
+from flodl.checkpoint.reader import find
+from flodl.core.position import SaveReason
 from tests.runs import Fdl, Launched
+from tests.witness import checkpoint_faults, witness_run
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -69,6 +74,54 @@ def test_only_rank_that_dies_by_a_signal_gives_its_code(fdl: Fdl, fault: str) ->
 
     assert run.wait() == 128 + SIGNALS[fault], run.story()
     assert f"signal {SIGNALS[fault]}" in headline(run)
+    run.wait_until_clean()
+
+
+# ------------------------------------------------------------------------------------------- on_error and max_failure
+THREE = ("--local", 3)
+
+
+@pytest.mark.parametrize("fault", ["raise", pytest.param("_exit-7", marks=pytest.mark.long)])
+def test_failure_of_the_script_on_one_rank_may_cost_that_rank_alone(fdl: Fdl, tmp_path: Path, fault: str) -> None:
+    run = fdl.job(options=THREE, fault=fault, size=403, epochs=3, step_ms=5, on_error="shrink", log=tmp_path)
+
+    assert run.wait() == 0, run.story()
+    assert "1 loss(es) were tolerated: rank 1 on localhost" in run.stderr
+    outcome = run.read("outcome.json")
+    assert outcome is not None
+    assert [(loss["rank"], loss["error"]) for loss in outcome["losses"]] == [(1, FAILS[fault][1])]
+    assert [event["detail"] for event in run.events("rank_failed")] == [f"rank 1: {FAILS[fault][1]}"]
+    assert witness_run(run.folder, tmp_path, size=403, epochs=3, lost=[1]).faults == []
+    run.wait_until_clean()
+
+
+@pytest.mark.parametrize("fault", ["raise", pytest.param("_exit-7", marks=pytest.mark.long)])
+def test_failure_of_the_script_on_one_rank_saves_and_ends_with_its_code(fdl: Fdl, tmp_path: Path, fault: str) -> None:
+    run = fdl.job(options=THREE, fault=fault, epochs=10_000, size=403, step_ms=5, save=tmp_path / "run")
+
+    assert run.wait() == FAILS[fault][0], run.story()
+    meta = find(tmp_path / "run").meta
+    assert (meta.reason, meta.point.position.world_size) == (SaveReason.GRACEFUL_SHUTDOWN, 2)
+    assert meta.point.position.version == run.commits()[-1]["version"]
+    assert checkpoint_faults(meta.point.position, 403, run.folder) == []
+    run.wait_until_clean()
+
+
+@pytest.mark.parametrize(("limit", "of"), [(1, "1"), pytest.param(0.3, "0.3 of 3", marks=pytest.mark.long)])
+def test_losses_that_are_too_many_save_and_stop(fdl: Fdl, tmp_path: Path, limit: float, of: str) -> None:
+    run = fdl.job(
+        options=THREE, fault="kill", epochs=10_000, size=403, step_ms=5, max_failure=limit, save=tmp_path / "run"
+    )
+
+    assert run.wait() == 5, run.story()
+    outcome = run.read("outcome.json")
+    assert outcome is not None
+    words = f"1 rank(s) lost, and max_failure is {of}; the last one: ended by signal 9"
+    assert (outcome["status"], outcome["message"]) == ("stopped", words)
+    assert words in run.stderr
+    meta = find(tmp_path / "run").meta
+    assert (meta.reason, meta.point.position.world_size) == (SaveReason.MAX_FAILURE_EXCEEDED, 2)
+    assert checkpoint_faults(meta.point.position, 403, run.folder) == []
     run.wait_until_clean()
 
 

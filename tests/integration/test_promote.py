@@ -65,6 +65,27 @@ def test_interrupt_stops_the_run_and_join_returns_what_is_trained(fdl: Fdl, port
     run.wait_until_clean()
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_schedulers_signal_stops_the_run_and_join_ends_the_script(
+    fdl: Fdl, port: int, number: signal.Signals, code: int
+) -> None:
+    run = start(fdl, port, step_ms=1000)
+    run.wait_for_training(version=0)
+
+    run.kill("launcher", number=number)
+
+    assert run.wait() == code, run.story()
+    assert f"flodl: {number.name}: stopping in order" in run.stderr
+    assert ("result:" in run.stdout, "Traceback" in run.stderr) == (False, False)
+    outcome = run.wait_for_end()
+    assert (outcome["status"], outcome["exit_code"], outcome["message"]) == (
+        "stopped",
+        code,
+        f"stopped by {number.name} in the script",
+    )
+    run.wait_until_clean()
+
+
 def test_killed_script_takes_its_run_along(fdl: Fdl, port: int) -> None:
     run = start(fdl, port, step_ms=1000)
     run.wait_for_training(version=0)

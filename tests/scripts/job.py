@@ -178,6 +178,28 @@ class Guard:
         return flodl.ConvergenceAction.nudge_down(0.5) if figures.version == 1 else flodl.ConvergenceAction.STABLE
 
 
+class Callbacks:
+    """The functions behind an epoch: each call is a line of ``calls-R.log``, with a digest of what it saw."""
+
+    def __init__(self, log: Path, fault: Callable[[], None] | None) -> None:
+        self._log, self._fault = log, fault
+
+    def on_epoch(self, epoch: int, worker: flodl.Worker) -> None:
+        assert str(worker.rank) == os.environ.get("RANK", "0")
+        self._note(f"epoch {epoch} {digest([*worker.model.parameters(), *worker.model.buffers()])}")
+        if epoch == 1 and self._fault is not None and not (self._log / "struck").exists():
+            (self._log / "struck").write_text(RANK)
+            self._fault()
+
+    def on_checkpoint(self, epoch: int, model: nn.Module) -> None:
+        flodl.save_checkpoint(model, self._log / f"model-{epoch}")
+        self._note(f"checkpoint {epoch} {digest([*model.parameters(), *model.buffers()])}")
+
+    def _note(self, line: str) -> None:
+        with (self._log / f"calls-{RANK}.log").open("a") as file:
+            file.write(f"{line}\n")
+
+
 def leave_grandchild(mark: str) -> None:
     """A process in a session of its own, with an empty environment, whose parent is gone; ``mark`` is in its argv."""
     sleeper = [sys.executable, "-S", "-c", f"import time; time.sleep({GRANDCHILD_S})", mark]
@@ -237,11 +259,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--poisoned", type=int, default=0, help="steps of --fault-rank from --fault-step on with NaN loss"
     )
+    parser.add_argument("--on-error", default="stop")
+    parser.add_argument("--max-failure", type=float, default=None)
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--splits", type=int, default=1)
+    parser.add_argument("--callbacks", action="store_true", help="note what runs behind each epoch, and save models")
+    parser.add_argument("--callback-fault", choices=FAULTS, default=None, help="of the first call behind epoch 1")
+    parser.add_argument("--num-workers", type=int, default=0)
     parser.add_argument("--save", default=None, help="the stem of checkpoints")
     parser.add_argument("--every", type=int, default=None)
+    parser.add_argument("--keep-last", type=int, default=1)
     parser.add_argument("--resume", default=None, help="the stem to go on from")
     parser.add_argument("--reshape", action="store_true")
     parser.add_argument("--evaluate", action="store_true", help="after every epoch")
@@ -304,16 +332,23 @@ def main() -> None:
     builder = flodl.Trainer.builder(build_model, make_optimizer, step)
     if args.evaluate:
         builder.eval_dataset(Numbers(16, None)).eval_fn(lambda model, x, y: float((model(x) - y).square().mean()))
+    callbacks = Callbacks(args.log, FAULTS.get(args.callback_fault)) if args.callbacks else None
     handle = (
         builder.dataset(Numbers(args.size, args.log))
         .batch_size(args.batch_size)
         .num_epochs(args.epochs)
         .epoch_splits(args.splits)
+        .num_workers(args.num_workers)
         .save_path(args.save)
         .checkpoint_every(args.every)
+        .keep_last(args.keep_last)
+        .epoch_fn(callbacks and callbacks.on_epoch)
+        .checkpoint_fn(callbacks and callbacks.on_checkpoint)
         .resume_from(args.resume, reshape=args.reshape)
         .elche(cadence)
         .outer_optimizer(OUTER[args.outer])
+        .on_error(args.on_error)
+        .max_failure(args.max_failure)
         .precision(args.precision)
         .accumulate(args.accumulate)
         .scheduler_fn((lambda optimizer, total: decay(optimizer, lambda n: 1 / (1 + n))) if args.decay else None)

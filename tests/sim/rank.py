@@ -200,9 +200,9 @@ class Rank(Actor):
             case act.Blend():
                 assert self.side is not None, f"rank {self.rank} blends nothing"
                 self.model, self.kept, self.side = self.side, Counter(), None
-            case act.Evaluate(epoch):
+            case act.Evaluate() | act.CallBack():
                 self.pause(0.05)
-                self._later(0.05, ev.Evaluated(epoch, 1.0, ""))
+                self._later(0.05, _answer(action))
             case act.WriteState() | act.TakeState():
                 self._move_state(action)
             case act.EndRank(reason, code):
@@ -266,3 +266,9 @@ class Rank(Actor):
             digest = f"of rank {self.rank} alone"
         self.digest = digest
         self._later(0.001, ev.SumReady(key, digest, 0.01, ""))
+
+
+def _answer(action: act.Evaluate | act.CallBack) -> ev.RankEvent:
+    if isinstance(action, act.CallBack):
+        return ev.CalledBack(action.kind, action.epoch, "")
+    return ev.Evaluated(action.epoch, 1.0, "")

@@ -68,6 +68,7 @@ def schedule_of(seed: int) -> Schedule:
         on_error=r.choice([OnError.STOP, OnError.SHRINK, OnError.SHRINK]),
         max_failure=r.choice([None, None, None, 2, 0.5]),
         checkpoint=CheckpointSettings("run", r.choice([0, 1, 1, 2])) if r.random() < 0.7 else CheckpointSettings(),
+        has_callbacks=seed % 3 == 0,
     )  # fmt: skip
     faults = [_fault(r, rank_count, hosts) for _ in range(r.randint(0, 4))]
     return Schedule(scenario, tuple(faults))

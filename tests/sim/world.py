@@ -88,6 +88,7 @@ class Scenario:
     liveness: LivenessSettings = field(default_factory=LivenessSettings)
     on_error: OnError = OnError.STOP
     max_failure: float | None = None
+    has_callbacks: bool = False
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     bundle: "Bundle | None" = None
 
@@ -97,6 +98,7 @@ class Scenario:
             self.dataset_size, self.batch_size, self.num_epochs, 0, self.cadence,
             eval_samples=self.eval_samples, epoch_splits=self.epoch_splits, checkpoint=self.checkpoint,
             on_error=self.on_error, max_failure=self.max_failure,
+            has_epoch_fn=self.has_callbacks, has_checkpoint_fn=self.has_callbacks,
         )  # fmt: skip
 
 

@@ -3,11 +3,9 @@
 import errno
 import os
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,6 +17,7 @@ from flodl.core.position import Covered, Position, ResumePoint, SaveReason
 from flodl.errors import CheckpointError
 from flodl.ids import Span
 from flodl.messages import CadenceSettings, Settings
+from tests.unit.checkpoint.kills import Killed, Operations
 
 POINT = ResumePoint(
     Position(7, epoch=1, covered=(Covered(1, (Span(0, 40), Span(80, 8))),), global_step=30, world_size=3),
@@ -97,49 +96,19 @@ def test_writer_that_does_not_commit_leaves_nothing(tmp_path: Path) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- killed at any moment
-OPERATIONS = ("open", "write", "fsync", "rename", "unlink", "close")
 LEAST_OPERATIONS = 15
-NEVER = 10**9
-
-
-class Killed(BaseException):
-    """The process ended here: nothing after this instruction happened."""
-
-
-@pytest.fixture
-def operations_left(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """After so many file operations of the writer the process is killed, halfway through a write."""
-
-    def guarded(name: str) -> Callable[..., Any]:
-        real = getattr(os, name)
-
-        def operate(*arguments: Any, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0 and name == "write":
-                real(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-            if left[0] <= 0:
-                raise Killed
-            # Nothing outside this process looks at the disk, and syncing hundreds of times takes a minute.
-            return None if name == "fsync" else real(*arguments, **options)
-
-        return operate
-
-    left = [0]
-    fake = {name: getattr(os, name) for name in dir(os)} | {name: guarded(name) for name in OPERATIONS}
-    monkeypatch.setattr(writer, "os", SimpleNamespace(**fake))
-    return left
 
 
 @pytest.mark.parametrize("suffixes", [(".fdl",), (".fdl", ".config.json")])
 def test_kill_at_any_file_operation_leaves_the_old_bundle_or_the_new_one(
-    tmp_path: Path, suffixes: tuple[str, ...], operations_left: list[int]
+    tmp_path: Path, suffixes: tuple[str, ...], operations: Operations
 ) -> None:
     seen, at, was_killed = set(), 0, True
     while was_killed:
         at += 1
-        operations_left[0] = NEVER
+        operations.left = operations.NEVER
         save(tmp_path / "run", b"old bytes", ".fdl", ".config.json")
-        operations_left[0] = at
+        operations.left = at
         try:
             save(tmp_path / "run", b"new bytes", *suffixes, version=8)
             was_killed = False
@@ -150,7 +119,7 @@ def test_kill_at_any_file_operation_leaves_the_old_bundle_or_the_new_one(
         contents = {content_of(bundle, part.suffix) for part in bundle.meta.parts}
         assert contents == {b"new bytes" if is_new else b"old bytes"}
         seen.add(is_new)
-        operations_left[0] = NEVER
+        operations.left = operations.NEVER
         save(tmp_path / "run", b"next")  # and whatever was left is swept
         assert sorted(os.listdir(tmp_path)) == ["run.fdl", "run.meta.json"]
     assert at > LEAST_OPERATIONS

@@ -6,6 +6,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +53,12 @@ class Yard:
         self.saves = Saves(self.hub, str(folder), folder / "run", self.events.put)
         self.host = Host(self.hub, "a", 1.0)
 
-    def open(self, transfer: int, stem: str = "ckpts/run") -> None:
-        self.saves.open(OpenSave(transfer, "a", stem, SaveReason.CHECKPOINT, POINT), VERSIONS)
+    def open(self, transfer: int, stem: str = "ckpts/run", epoch: int = 1, keep_last: int = 1) -> None:
+        point = replace(POINT, position=replace(POINT.position, epoch=epoch))
+        self.saves.open(OpenSave(transfer, "a", stem, SaveReason.CHECKPOINT, point, keep_last), VERSIONS)
 
-    def save(self, transfer: int, data: bytes, stem: str = "ckpts/run") -> SaveSettled | BundleRead:
-        self.open(transfer, stem)
+    def save(self, transfer: int, data: bytes, stem: str = "ckpts/run", **order: int) -> SaveSettled | BundleRead:
+        self.open(transfer, stem, **order)
         self.host.send(transfer, data)
         return self.next_event()
 
@@ -108,6 +110,28 @@ def test_next_save_takes_the_place_of_the_one_before(yard: Yard) -> None:
     yard.save(2, b"new")
     assert find(yard.folder / "ckpts" / "run").paths[".fdl"].read_bytes() == b"new"
     assert yard.files() == ["run.fdl", "run.meta.json"]
+
+
+def test_newest_ones_stay_and_one_that_a_killed_run_did_not_keep_is_kept_first(yard: Yard) -> None:
+    yard.save(1, b"1", epoch=1)
+    for epoch in (2, 3):
+        assert yard.save(epoch, b"%d" % epoch, epoch=epoch, keep_last=2) == SaveSettled(
+            epoch, str(yard.folder / "ckpts" / "run.fdl"), ""
+        )
+        stems = [f"run-e{number:04d}" for number in (epoch - 1, epoch)]
+        assert yard.files() == sorted(f"{name}{end}" for name in ["run", *stems] for end in (".fdl", ".meta.json"))
+        assert [find(yard.folder / "ckpts" / name).paths[".fdl"].read_bytes() for name in stems] == [
+            b"%d" % (epoch - 1),
+            b"%d" % epoch,
+        ]
+
+
+def test_one_that_cannot_be_kept_is_a_warning(yard: Yard) -> None:
+    yard.save(1, b"x", "ckpts/run-e0001")
+    settled = yard.save(2, b"new", epoch=1, keep_last=2)
+    assert isinstance(settled, SaveSettled)
+    assert (settled.path, settled.error) == (str(yard.folder / "ckpts" / "run.fdl"), "")
+    assert "run-e0001 is another checkpoint and is left alone" in settled.warning
 
 
 def test_state_may_come_before_its_folder_is_ready(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from flodl.core.window import JoinSettings
 from flodl.ids import RankId, RoundKey, batches_of
 from flodl.messages import (
     CadenceSettings,
+    CallbackDone,
     Device,
     EvalDone,
     FinishRank,
@@ -51,6 +52,7 @@ from flodl.messages import (
     RankFinished,
     RankReady,
     Reduced,
+    RunCallback,
     RunEnded,
     RunEval,
     SendState,
@@ -203,6 +205,8 @@ class Cohort:
                 return [Reduced(rank, key, "d", True, 0.1, 5.0, "")]
             case RunEval(rank, epoch):
                 return [EvalDone(rank, epoch, 0.5, "")]
+            case RunCallback(rank, kind, epoch):
+                return [CallbackDone(rank, kind, epoch, "")]
             case SendState(rank, transfer, _):
                 return [StateSent(rank, transfer, 99, "")]
             case LoadState(rank, transfer):

@@ -24,12 +24,14 @@ from flodl.core.events import (
     LogsShipped,
     RankEnded,
     RankSaid,
+    Signalled,
     Stalled,
     StateLanded,
     SumReturned,
     Ticked,
 )
 from flodl.core.host import HostCore, HostSettings, HostState
+from flodl.core.preemption import DAEMON
 from flodl.errors import InvariantViolation
 from flodl.ids import RankId, RoundKey
 from flodl.messages import (
@@ -51,6 +53,7 @@ from flodl.messages import (
     RankExited,
     RankFinished,
     RankHello,
+    RankSignalled,
     RankSpec,
     ReduceSlice,
     ResultReady,
@@ -59,6 +62,7 @@ from flodl.messages import (
     StateLoaded,
     StateSent,
     StopHost,
+    StopWanted,
     ToDaemon,
 )
 
@@ -308,6 +312,14 @@ def test_rank_that_is_leaving_by_itself_is_not_killed_for_a_round(word: RankFini
 
 
 # ------------------------------------------------------------------------------------------------------------- leaving
+def test_signal_of_somebody_else_is_the_wish_to_stop_and_ours_ends_the_rank() -> None:
+    host = Host()
+    assert host.post(RankSaid(4, RankSignalled(4, 15))) == [SendController(StopWanted("a", 4, 15))]
+    assert host.post(Signalled(10)) == [SendController(StopWanted("a", DAEMON, 10))]
+    host.hear(StopHost("enough", 30.0))
+    assert host.post(RankSaid(4, RankSignalled(4, 15))) == [KillRankTree(4)]
+
+
 def test_stop_terminates_then_kills_then_ships_logs_then_leaves() -> None:
     host = Host()
     assert host.hear(StopHost("done", 10.0), 110.0) == [TerminateRank(4), TerminateRank(5)]

@@ -10,6 +10,7 @@ from flodl.core.actions import (
     Adopt,
     BackUp,
     Blend,
+    CallBack,
     DigestTensors,
     EndRank,
     Evaluate,
@@ -28,6 +29,7 @@ from flodl.core.actions import (
     WriteState,
 )
 from flodl.core.events import (
+    CalledBack,
     DaemonDropped,
     DaemonSaid,
     Evaluated,
@@ -51,6 +53,8 @@ from flodl.messages import (
     AbortRound,
     Admitted,
     CadenceSettings,
+    CallbackDone,
+    CallbackKind,
     CloseWindow,
     Commit,
     ContributionWritten,
@@ -68,6 +72,7 @@ from flodl.messages import (
     Reduced,
     ReduceSlice,
     ResultReady,
+    RunCallback,
     RunEval,
     SendState,
     Settings,
@@ -474,6 +479,32 @@ def test_steps_inside_a_round_are_no_cost_of_averaging() -> None:
     assert rank.post(SumReady(KEY, "d", 0.1, ""), 24.0) == [SendUp(Reduced(2, KEY, "d", True, 0.1, 1000.0, ""))]
 
 
+@pytest.mark.parametrize(
+    ("order", "done"),
+    [
+        (RunEval(2, 0), Evaluated(0, 0.5, "")),
+        (RunCallback(2, CallbackKind.EPOCH, 0), CalledBack(CallbackKind.EPOCH, 0, "")),
+        (SendState(2, 5, True), StateWritten(5, 99, "")),
+    ],
+)
+@pytest.mark.parametrize(("started_s", "delivered_ms"), [(7.0, 1000.0), (8.0, 2000.0), (2.0, 1000.0)])
+def test_what_the_run_wants_of_one_rank_is_no_cost_of_a_batch(
+    order: DaemonToRank, done: RankEvent, started_s: float, delivered_ms: float
+) -> None:
+    rank = beyond(least=1, most=3)
+    rank.step(1.0, 2.0)
+    rank.hear(order, now_s=2.0)
+    rank.post(done, now_s=7.0)
+    rank.step(started_s, started_s + 1.0)
+    average(rank)
+    rank.plan(2, 3, samples=4, version=1)
+    rank.post(SnapshotTaken(True))
+    (_, said) = rank.post(ACCOUNTS)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, WindowDone)
+    assert said.message.delivered_ms == delivered_ms
+
+
 def test_wait_at_the_end_of_the_overshoot_is_no_cost_of_a_batch() -> None:
     rank = beyond(least=1, most=3)
     rank.step(1.0, 2.0)
@@ -584,6 +615,8 @@ def test_evaluation_state_and_store_replies_are_passed_on() -> None:
     rank = seeded()
     assert rank.hear(RunEval(2, 3)) == [Evaluate(3)]
     assert rank.post(Evaluated(3, 0.5, "")) == [SendUp(EvalDone(2, 3, 0.5, ""))]
+    assert rank.hear(RunCallback(2, CallbackKind.EPOCH, 3)) == [CallBack(CallbackKind.EPOCH, 3)]
+    assert rank.post(CalledBack(CallbackKind.EPOCH, 3, "no")) == [SendUp(CallbackDone(2, CallbackKind.EPOCH, 3, "no"))]
     assert rank.hear(SendState(2, 5, False)) == [WriteState(5, False)]
     assert rank.post(StateWritten(5, 99, "")) == [SendUp(StateSent(2, 5, 99, ""))]
     assert rank.hear(StoreReply(2, 1, True, (), 0)) == []

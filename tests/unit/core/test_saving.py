@@ -178,6 +178,19 @@ def test_rank_that_cannot_write_its_state_is_passed_over_and_when_none_can_the_r
     assert (cohort.outcome.status, cohort.outcome.exit_code, cohort.outcome.message) == ("failed", 1, failure[0])
 
 
+def test_order_says_how_many_checkpoints_stay_and_what_was_not_kept_is_told() -> None:
+    cohort = Cohort(checkpoint=replace(EVERY, keep_last=3)).train_until(SaveSettled)
+    (save,) = saves(cohort)
+    assert save.keep_last == 3
+    cohort.waiting.clear()
+    cohort.held.clear()
+    cohort.post(SaveSettled(save.transfer, "ckpts/run.fdl", "", "run-e0001 is another checkpoint"))
+    assert cohort.records("checkpoint")[0] == "version 1 is saved: ckpts/run.fdl (Checkpoint)"
+    assert cohort.records("checkpoint_not_kept") == ["run-e0001 is another checkpoint"]
+    assert cohort.outcome is not None
+    assert cohort.outcome.exit_code == 0
+
+
 def test_disk_that_is_full_is_told_and_the_next_checkpoint_is_tried() -> None:
     cohort = Cohort(checkpoint=EVERY).train_until(SaveSettled)
     cohort.waiting.clear()

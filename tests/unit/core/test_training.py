@@ -419,6 +419,31 @@ def test_evaluation_that_fails_is_noted_and_training_goes_on() -> None:
     assert cohort.outcome.status == "completed"
 
 
+def step(cohort: Cohort) -> None:
+    """Let every rank finish the window that it is held back in, and no further one."""
+    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
+    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
+    for answer in due:
+        answer()
+
+
+@pytest.mark.parametrize(("mode", "is_at_once"), [(Mode.CPU_CADENCE, False), (Mode.CPU_ASYNC, True)])
+def test_evaluation_of_an_owner_that_is_lost_in_a_window_waits_for_a_consensus(mode: Mode, is_at_once: bool) -> None:
+    cohort = Cohort(mode, eval_samples=4, num_epochs=3).train_until(WindowDone, EvalDone)
+    while not cohort.sent(RunEval):
+        step(cohort)
+    asked = cohort.sent(RunEval)
+    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not EvalDone]
+    kill(cohort, asked[0].rank)
+    again = cohort.sent(RunEval)[len(asked) :]
+    assert bool(again) is is_at_once
+    while not again:
+        step(cohort)
+        again = cohort.sent(RunEval)[len(asked) :]
+    assert again[0].epoch == 0
+    assert again[0].rank != asked[0].rank
+
+
 def test_evaluation_of_a_lost_owner_is_asked_of_the_next() -> None:
     cohort = Cohort(eval_samples=4).train_until(EvalDone)
     kill(cohort, 0)

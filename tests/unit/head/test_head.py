@@ -151,6 +151,31 @@ def test_the_first_ctrl_c_asks_the_controller_to_stop(
     assert controller.heard[1] == StopRequest("Ctrl-C in the script", abort=False, exit_code=130)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGUSR1, 138)])
+def test_schedulers_signal_asks_the_controller_to_stop_and_then_ends_the_script(
+    controller: Any,
+    job: TrainingJob,
+    handle: TrainHandle,
+    tmp_path: Path,
+    wait_until: Callable[..., Any],
+    number: signal.Signals,
+    code: int,
+) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(dump_state(nn.Linear(1, 1), StateInfo(1, 1)))
+    run_head(controller.ticket, job, handle)
+    wait_until(lambda: controller.heard, LIMIT_S, "the head speaks")
+
+    os.kill(os.getpid(), number)
+
+    wait_until(lambda: len(controller.heard) == 2, LIMIT_S, "the stop arrives")
+    assert controller.heard[1] == StopRequest(f"{number.name} in the script", abort=False, exit_code=code)
+    controller.say(RunEnded("stopped", "", str(path), 0))
+    with pytest.raises(SystemExit) as ended:
+        handle.join(LIMIT_S)
+    assert ended.value.code == code
+
+
 def test_another_runs_token_is_refused(controller: Any, job: TrainingJob, handle: TrainHandle, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("00" * 32)
     run_head(controller.ticket, job, handle)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from flodl.core.actions import EndRank, RankAction, TakeState, WriteState
-from flodl.core.events import RankEvent, StateTaken, StateWritten, Ticked
+from flodl.core.actions import CallBack, EndRank, Evaluate, RankAction, TakeState, WriteState
+from flodl.core.events import Evaluated, RankEvent, StateTaken, StateWritten, Ticked
 from flodl.errors import CheckpointError
+from flodl.messages import CallbackKind
 from flodl.rank.inbox import Inbox
 from flodl.rank.shell import RankShell
 from flodl.spec.state import StateInfo
@@ -57,13 +58,14 @@ Run = Callable[..., RankEvent]
 
 @pytest.fixture
 def run() -> Run:
-    def run(action: RankAction, hand_over: Any = None, take_over: Any = None) -> RankEvent:
+    def run(action: RankAction, hand_over: Any = None, take_over: Any = None, call: Any = None) -> RankEvent:
         """What the shell makes of ``action``."""
         core, stepper, inbox = Core(action), Stepper(), Inbox()
         inbox.post(Ticked())
         hand = (lambda info, whole: hand_over(stepper.model, info, whole)) if hand_over else None
         shell: Any = RankShell
-        shell(core, stepper, Plane(stepper.model), inbox, print, None, hand, take_over).run()
+        calls = (lambda action: call(stepper.model, action)) if call else None
+        shell(core, stepper, Plane(stepper.model), inbox, print, calls, hand, take_over).run()
         return core.heard[-1]
 
     return run
@@ -86,6 +88,18 @@ def test_state_that_cannot_be_written_is_told_in_words(run: Run) -> None:
         raise OSError(28, "No space left on device")
 
     assert run(WriteState(3, True), hand_over) == StateWritten(3, 0, "OSError: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize("action", [Evaluate(3), CallBack(CallbackKind.CHECKPOINT, 3)])
+def test_functions_of_the_script_see_the_consensus(run: Run, action: RankAction) -> None:
+    seen: list[Any] = []
+
+    def call(model: nn.Linear, given: RankAction) -> RankEvent:
+        seen.append((model.weight.item(), given))
+        return Evaluated(3, 0.5, "")
+
+    assert run(action, call=call) == Evaluated(3, 0.5, "")
+    assert seen == [(2.0, action)]
 
 
 def test_state_is_taken_and_told_under_its_number(run: Run) -> None:

@@ -33,8 +33,8 @@ class Desk:
         self.told: list[SaveSettled | BundleRead] = []
         self.saves = SoloSaves(CHOSEN, folder, self.told.append)
 
-    def order(self, transfer: int, stem: str = "run") -> None:
-        self.saves.open(OpenSave(transfer, "localhost", stem, SaveReason.CHECKPOINT, POINT))
+    def order(self, transfer: int, stem: str = "run", point: ResumePoint = POINT, keep_last: int = 1) -> None:
+        self.saves.open(OpenSave(transfer, "localhost", stem, SaveReason.CHECKPOINT, point, keep_last))
 
     def fill(self, transfer: int, data: bytes) -> None:
         os.pwrite(self.saves.outbox_fd, data, 0)
@@ -96,6 +96,20 @@ def test_save_that_is_dropped_on_the_way_leaves_nothing_and_the_next_one_is_whol
     assert find(desk.stem).paths[".fdl"].read_bytes() == DATA[::-1]
     assert [event.transfer for event in desk.told if isinstance(event, SaveSettled)] == [2]
     assert sorted(path.name for path in desk.stem.parent.iterdir()) == ["run.fdl", "run.meta.json"]
+
+
+def test_newest_ones_stay(desk: Desk, wait_until: Callable[..., Any]) -> None:
+    with desk.saves:
+        for transfer in (1, 2, 3):
+            desk.order(transfer, point=replace(POINT, position=Position(10, epoch=transfer)), keep_last=2)
+            desk.fill(transfer, DATA[transfer:])
+            wait_until(lambda count=transfer: len(desk.told) == count, 30.0, "the outbox is free again")
+
+    kept = ("run", "run-e0002", "run-e0003")
+    assert sorted(path.name for path in desk.stem.parent.iterdir()) == sorted(
+        f"{name}{end}" for name in kept for end in (".fdl", ".meta.json")
+    )
+    assert [find(desk.stem.parent / name).paths[".fdl"].read_bytes() for name in kept] == [DATA[3:], DATA[2:], DATA[3:]]
 
 
 def test_handing_over_does_not_wait_for_the_disk(desk: Desk, slow_disk: threading.Event) -> None:

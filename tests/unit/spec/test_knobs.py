@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
 from flodl.errors import ConfigError, UsageError
-from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, Precision
+from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, OnError, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
 from flodl.trainer.config import TrainerBuilder, TrainerConfig
@@ -40,9 +41,11 @@ def test_every_knob_is_a_keyword_a_setter_and_a_builder_setter() -> None:
     names = set(Knobs.knobs())
     assert names == {
         "dataset", "batch_size", "num_epochs", "epoch_splits", "elche", "max_grad_norm", "scheduler_fn",
-        "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "metrics_fn", "eval_dataset", "eval_fn",
+        "lr_scale_ratio", "precision", "accumulate", "max_nonfinite", "max_failure", "on_error",
+        "metrics_fn", "epoch_fn", "checkpoint_fn", "eval_dataset", "eval_fn",
         "eval_result_fn", "epoch_callback_policy", "outer_optimizer", "seed", "num_workers", "collate_fn",
-        "save_path", "checkpoint_every", "checkpoint_at_epoch", "resume_from", "reshape", "cluster",
+        "save_path", "checkpoint_every", "checkpoint_at_epoch", "keep_last", "resume_from", "reshape",
+        "cluster",
     }  # fmt: skip
     assert all(hasattr(resolve(config()), name) for name in names)
     assert all(callable(getattr(config(), name)) and callable(getattr(builder(), name)) for name in names)
@@ -279,6 +282,31 @@ def test_settings_out_of_range_are_refused_by_name(kind: Any, settings: dict[str
         kind(**settings)
 
 
+# ------------------------------------------------------------------------------------------------------------- losses
+def test_any_loss_is_borne_and_an_error_of_the_script_stops_unless_said_otherwise() -> None:
+    settings = resolve(config()).settings()
+    assert (settings.max_failure, settings.on_error) == (None, OnError.STOP)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 0.25, np.float32(0.5), torch.tensor(2)])
+def test_losses_that_a_run_bears_are_a_number_or_a_part(limit: Any) -> None:
+    settings = resolve(builder().dataset(DATA).batch_size(2).num_epochs(3).max_failure(limit)).settings()
+    assert settings == resolve(config(max_failure=limit)).settings()
+    assert settings.max_failure == float(limit)
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, 0.0, float("nan"), float("inf"), True, "2", []])
+def test_losses_that_are_neither_are_refused_with_the_fix(limit: Any) -> None:
+    with pytest.raises(ConfigError, match="it must be a number of ranks, 1 or more, or a part of them between 0 and 1"):
+        config(max_failure=limit)
+
+
+def test_error_of_the_script_may_shrink_the_run() -> None:
+    assert resolve(config().on_error("shrink")).settings().on_error is OnError.SHRINK
+    with pytest.raises(ConfigError, match="on_error is 'go on'; choose one of stop, shrink"):
+        config(on_error="go on")
+
+
 # ----------------------------------------------------------------------------------------------------- one rank's step
 def test_settings_carry_what_every_rank_must_do_alike_in_a_step() -> None:
     job = resolve(config(precision="bf16", accumulate=2, lr_scale_ratio=0.5, max_nonfinite=7))
@@ -364,6 +392,13 @@ def test_several_epochs_are_kept_once_each_in_order(epochs: Any) -> None:
     assert job.settings().checkpoint.at_epochs == (1, 3)
 
 
+def test_functions_behind_an_epoch_are_known_to_every_participant() -> None:
+    settings = resolve(config(epoch_fn=print, checkpoint_fn=print, checkpoint_every=1)).settings()
+    assert (settings.has_epoch_fn, settings.has_checkpoint_fn) == (True, True)
+    settings = resolve(config()).settings()
+    assert (settings.has_epoch_fn, settings.has_checkpoint_fn) == (False, False)
+
+
 def test_one_epoch_may_be_a_number_of_torch_or_numpy() -> None:
     for one in (torch.tensor(3), torch.tensor(3).numpy(), torch.tensor(3).numpy()[()]):
         assert resolve(config(save_path="run").checkpoint_at_epoch(one)).settings().checkpoint.at_epochs == (3,)
@@ -395,7 +430,18 @@ def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
             {"checkpoint_at_epoch": itertools.count(1), "save_path": "run"},
             "more than 10000 epochs; use checkpoint_every",
         ),
-        ({"checkpoint_every": 1}, "checkpoint_every is set but save_path is not; add save_path='ckpts/run43', or drop"),
+        (
+            {"checkpoint_every": 1},
+            "checkpoint_every is set but save_path is not; add save_path='ckpts/run43' or a check",
+        ),
+        (
+            {"checkpoint_fn": print},
+            "checkpoint_fn is set but neither checkpoint_every nor checkpoint_at_epoch is, so nobody would call it",
+        ),
+        ({"checkpoint_fn": 3}, "checkpoint_fn is 3; pass a function, not its result"),
+        ({"epoch_fn": 3}, "epoch_fn is 3; pass a function, not its result"),
+        ({"keep_last": 0, "save_path": "run"}, "keep_last is 0; it must be at least 1"),
+        ({"keep_last": 2}, "keep_last is set but save_path is not; add save_path='ckpts/run43', or drop keep_last"),
         ({"checkpoint_at_epoch": 1}, "checkpoint_at_epoch is set but save_path is not"),
         ({"checkpoint_at_epoch": (2, 4), "save_path": "run"}, "names epoch 4, and the run has 3 epochs; use at most 3"),
         (
