@@ -125,8 +125,9 @@ class RankCore:
         self._given: bool | None = None
         self._round: StartRound | None = None
         self._round_started_s = 0.0
-        self._stepped_s = 0.0
+        self._other_work_s = 0.0
         self._was_held = False
+        self._eval_began_s = 0.0
         self._sent_finite = True
         self._has_peers = False
         self._formation: tuple[int, int] = (0, 0)
@@ -174,7 +175,7 @@ class RankCore:
             case TensorsDigested(key, names, digests):
                 return [SendUp(SumDescribed(self.rank, key, names, digests))]
             case Evaluated():
-                return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
+                return self._on_evaluated(event, now_s)
             case StateWritten():
                 return [SendUp(StateSent(self.rank, event.size_bytes, event.error))]
             case Ticked():
@@ -237,6 +238,7 @@ class RankCore:
             case ResultReady(_, key):
                 return [TakeResult(key, self._takes_raw)] if self._is_current(key) else []
             case RunEval(_, epoch):
+                self._eval_began_s = now_s
                 return [Evaluate(epoch)]
             case SendState():
                 return [WriteState()]
@@ -280,7 +282,7 @@ class RankCore:
         if self._given is None:  # version 0: nothing has been trained
             self._given = True
             actions += self._snapshot_of(is_untouched=True)
-        self._round, self._round_started_s, self._stepped_s = go, now_s, 0.0
+        self._round, self._round_started_s, self._other_work_s = go, now_s, 0.0
         self.stage = Stage.PACKING
         owns_raw = go.raw_source == self.rank
         return [*actions, Pack(go.key, go.weight, go.buffer_weight, self._takes_raw, owns_raw)]
@@ -323,7 +325,7 @@ class RankCore:
         self.steps_total += 1
         self._window.add(step, self._was_held)
         self._was_held = False
-        self._stepped_s += step.ended_s - step.started_s
+        self._other_work_s += step.ended_s - step.started_s
         if self.work is Work.BEYOND:
             self._was_held = not self.wants_step
             return []
@@ -370,6 +372,12 @@ class RankCore:
         keeps = self._mode.is_async and self._given and self._has_peers
         return [BackUp(), SendUp(report)] if keeps else [SendUp(report)]
 
+    def _on_evaluated(self, event: Evaluated, now_s: float) -> list[RankAction]:
+        evaluated_s = now_s - self._eval_began_s
+        self._window.pause(evaluated_s)
+        self._other_work_s += evaluated_s
+        return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
+
     def _on_group(self, event: GroupSettled) -> list[RankAction]:
         if (event.incarnation, event.attempt) != self._formation:
             return []
@@ -413,8 +421,8 @@ class RankCore:
         divergence: float = 0.0,
         error: str = "",
     ) -> Reduced:
-        # What was trained meanwhile is no cost of averaging.
-        reduce_ms = max(0.0, now_s - self._round_started_s - self._stepped_s) * 1e3
+        # What was trained or evaluated meanwhile is no cost of averaging.
+        reduce_ms = max(0.0, now_s - self._round_started_s - self._other_work_s) * 1e3
         return Reduced(self.rank, key, digest, self._sent_finite, divergence, reduce_ms, error)
 
     def _end(self, reason: str, exit_code: int) -> list[RankAction]:
@@ -432,25 +440,32 @@ class _Window:
         self._first_end_s = 0.0
         self._first_samples = 0
         self._last_end_s = 0.0
-        self._held_s = 0.0
+        self._paused_s = 0.0
+        self._idle_s = 0.0
+
+    def pause(self, for_s: float) -> None:
+        """The rank did something else between two steps."""
+        self._paused_s += for_s
 
     def add(self, step: StepDone, was_held: bool) -> None:
         """``was_held``: the rank was not allowed this step at once; its wait says nothing about its speed."""
         if self.steps == 0:
             self._first_end_s, self._first_samples = step.ended_s, step.samples
-        elif was_held:
-            self._held_s += step.started_s - self._last_end_s
+        else:
+            between_s = step.started_s - self._last_end_s
+            self._idle_s += between_s if was_held else min(self._paused_s, between_s)
+        self._paused_s = 0.0
         self.steps += 1
         self.samples += step.samples
         self.busy_s += step.ended_s - step.started_s
         self._last_end_s = step.ended_s
 
     def delivered_ms(self, batch_size: int) -> float | None:
-        """From the end of the first batch to the end of the last, per full batch's worth of samples."""
+        """From the end of the first batch to the end of the last without pauses, per full batch's worth of samples."""
         samples = self.samples - self._first_samples
         if samples <= 0:
             return None
-        return (self._last_end_s - self._first_end_s - self._held_s) * 1e3 * batch_size / samples
+        return (self._last_end_s - self._first_end_s - self._idle_s) * 1e3 * batch_size / samples
 
     def compute_ms(self, batch_size: int) -> float | None:
         """Time inside steps per full batch's worth of samples."""
