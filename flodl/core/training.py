@@ -226,8 +226,8 @@ class Training:
         return self.cadence.on_judged(message)
 
     def on_eval(self, message: EvalDone) -> list[JobAction]:
-        """The evaluation is answered."""
-        if message.epoch not in self._evals:
+        """The evaluation is answered; what another rank than the asked one says is too late."""
+        if self._evals.get(message.epoch) != message.rank:
             return []
         del self._evals[message.epoch]
         if message.error:

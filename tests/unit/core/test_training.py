@@ -424,6 +424,15 @@ def test_evaluation_of_a_lost_owner_is_asked_of_the_next() -> None:
     assert cohort.sent(StateSent) == []
 
 
+def test_evaluation_is_answered_by_the_rank_that_is_asked_and_by_no_other() -> None:
+    cohort = Cohort(eval_samples=4).train_until(EvalDone)
+    kill(cohort, 0)
+    assert cohort.say(EvalDone(2, 0, 0.1, "")) == []
+    assert cohort.sent(EvalReport) == []
+    cohort.say(EvalDone(1, 0, 0.7, ""))
+    assert cohort.sent(EvalReport) == [EvalReport(0, 0.7)]
+
+
 # ---------------------------------------------------------------------------------------------------------------- stop
 def test_stop_closes_the_window_and_merges_one_last_round() -> None:
     cohort = Cohort(dataset_size=600).train_until(WindowDone)
