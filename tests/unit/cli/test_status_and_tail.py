@@ -167,13 +167,26 @@ def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
         (["-n", "1", "--rank", "0"], ["node-a:0: three"]),
         (["--rank", "0", "--no-prefix"], ["one", "two", "three"]),
         (["--stream", "stderr", "--grep", "hal+f"], ["node-a:1: half"]),
-        (["--host", "elsewhere"], []),
-        (["--rank", "2-9"], []),
+        (["--host", "node-a", "--rank", "0-9", "-n", "1", "--stream", "stdout"], ["node-a:0: three"]),
         (["-n", "0"], []),
     ],
 )
 def test_tail_selects(ended: RunDir, args: list[str], expected: list[str]) -> None:
     assert fdl("tail", *args).output.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    "args", [["--rank", "7"], ["--host", "elsewhere"], ["--host", "elsewhere", "--rank", "0", "-f"]]
+)
+def test_tail_of_what_the_run_does_not_have_says_what_there_is(ended: RunDir, args: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--rank and --host choose; there are node-a: rank 0, 1$") as refused:
+        fdl("tail", *args)
+    assert refused.value.exit_code == 2
+
+
+def test_tail_of_a_run_without_ranks_may_choose_any(ended: RunDir) -> None:
+    ended.write("state.json", json.dumps({**STATE, "phase": "waiting", "ranks": []}))
+    assert fdl("tail", "--rank", "7").output == ""
 
 
 def test_tail_gives_one_object_per_line_on_request(ended: RunDir) -> None:
