@@ -96,6 +96,11 @@ def test_status_tells_the_last_verdict_and_whether_the_anchor_has_settled(known:
     assert f"cadence warmup, anchor 10{line}" in status_text(state, "digits", io.StringIO()).splitlines()
 
 
+def test_status_of_a_sync_mode_shows_no_anchor() -> None:
+    state = {**STATE, "cadence": {"phase": "stable", "anchor": None, "settled": None, "verdict": "stable"}}
+    assert "cadence stable, verdict stable" in status_text(state, "digits", io.StringIO()).splitlines()
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"
