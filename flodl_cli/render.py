@@ -105,8 +105,8 @@ def _cadence(state: Mapping[str, Any]) -> str:
     cadence = state.get("cadence")
     if not isinstance(cadence, dict):
         return ""
-    text = f"cadence {cadence.get('phase', '')}, anchor {cadence.get('anchor', DASH)}"
-    is_settled, verdict = cadence.get("settled"), cadence.get("verdict")
+    anchor, is_settled, verdict = cadence.get("anchor"), cadence.get("settled"), cadence.get("verdict")
+    text = f"cadence {cadence.get('phase', '')}" + ("" if anchor is None else f", anchor {anchor}")
     if isinstance(is_settled, bool):
         text += " settled" if is_settled else " not settled"
     return text + (f", verdict {verdict}" if verdict else "")

@@ -1,10 +1,11 @@
 """The next window's plan: who does how many batches, from which leases.
 
-Cadence modes take ElChe's counts, shaped by the epoch's tail; sync modes take one step each at least and at most what
-is left of a share, equal or by ``partition_ratios``; the asynchronous mode takes the counts, shaped by the run's tail,
-and lets a rank overshoot them into leases ahead. Leases are granted ahead, so that loading never waits for the
-controller, except near the end of an epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds
-the batches it holds; in the last window of an epoch the plans add up to exactly what is left.
+Cadence modes take ElChe's counts, shaped by the epoch's tail; sync modes take one step each at least and at most
+ElChe's counts, within what is left of a share, equal or by ``partition_ratios``: whoever is slowest does one step and
+begins no second one. The asynchronous mode takes the counts, shaped by the run's tail, and lets a rank overshoot them
+into leases ahead. Leases are granted ahead, so that loading never waits for the controller, except near the end of an
+epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds the batches it holds; in the last window
+of an epoch the plans add up to exactly what is left.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,6 @@ from flodl.messages import CadenceSettings, WindowPlan
 
 AHEAD_BATCHES = 2
 """Batches leased beyond the window: as many as a loader prefetches by default."""
-
-SYNC_LEAD_BATCHES = 16
-"""Steps a fast rank may do in one sync round without ``max_batch_diff``; bounds its lease, not the mode's semantics."""
 
 RATIO_SCALE = 10**9
 """``partition_ratios`` count in billionths: shares are dealt in whole numbers."""
@@ -51,7 +49,7 @@ class Dispatch:
         """
         held = {rank: supply.held_batches(rank) for rank in live}
         if self._settings.mode.is_sync:
-            bounds = self._sync_bounds(live, held, supply)
+            bounds = self._sync_bounds(live, held, elche, supply)
         elif self._settings.mode.is_async:
             bounds = self._async_bounds(live, held, elche, supply)
         else:
@@ -61,16 +59,13 @@ class Dispatch:
             raise InvariantViolation(
                 f"{supply.remaining_batches} batches are left and no rank of {live} may train them"
             )
-        strides = self._strides(plans, elche)
+        strides = self._strides(plans)
         return {rank: replace(plan, stride=strides[rank]) for rank, plan in plans.items()}
 
-    def _strides(self, plans: Mapping[RankId, WindowPlan], elche: ElChe) -> dict[RankId, float]:
+    def _strides(self, plans: Mapping[RankId, WindowPlan]) -> dict[RankId, float]:
         """How many batches all ranks together train while a rank does one step; 1 for a rank that does none."""
-        paces = {rank: float(plan.min_steps) for rank, plan in plans.items() if plan.max_steps}
-        if self._settings.mode.is_sync:
-            ms = {rank: cost for rank, cost in elche.ms_per_batch.items() if rank in paces}
-            slow_ms = max(ms.values(), default=1.0)
-            paces = {rank: min(slow_ms / ms.get(rank, slow_ms), plans[rank].max_steps) for rank in paces}
+        is_sync = self._settings.mode.is_sync
+        paces = {rank: plan.max_steps if is_sync else plan.min_steps for rank, plan in plans.items() if plan.max_steps}
         total = sum(paces.values())
         return {rank: total / paces[rank] if rank in paces else 1.0 for rank in plans}
 
@@ -106,14 +101,18 @@ class Dispatch:
             bounds[rank] = _Bounds(count, count + overshoot, count + ahead)
         return bounds
 
-    def _sync_bounds(self, live: Sequence[RankId], held: Mapping[RankId, int], supply: Supply) -> dict[RankId, _Bounds]:
+    def _sync_bounds(
+        self, live: Sequence[RankId], held: Mapping[RankId, int], elche: ElChe, supply: Supply
+    ) -> dict[RankId, _Bounds]:
         remaining = supply.remaining_batches
         if set(self._shares) != set(live) or sum(self._shares.values()) != remaining:
             self._shares = self._deal(remaining, live, held)
-        lead = self._settings.max_batch_diff
-        most = SYNC_LEAD_BATCHES if lead is None else 1 + lead
+        counts = elche.plan(supply.epoch_batches)
+        # One step of whoever is the slowest of those that are not through with their share.
+        least = min((counts[rank] for rank, share in self._shares.items() if share), default=1)
+        most = {rank: counts[rank] // least for rank in live}
         return {
-            rank: _Bounds(min(1, share), min(most, share), min(most + AHEAD_BATCHES, share))
+            rank: _Bounds(min(1, share), min(most[rank], share), min(most[rank] + AHEAD_BATCHES, share))
             for rank, share in self._shares.items()
         }
 

@@ -13,8 +13,8 @@ Phases, by the number of calibrations:
 Invariants: every live rank has a count of at least 1; the anchor stays within its bounds; the slow rank is a measured
 one whenever there is one; multiplying all times by a constant changes no count; the same feed gives the same counts.
 
-Sync modes have a count of 1 and no anchor; their speeds are tracked for status. Does not know epochs' ends
-(``core.tail``), rounds or ranks' health.
+In sync modes the anchor is 1: a count is what a rank may do while the slow rank does its one step. Does not know
+epochs' ends (``core.tail``), rounds or ranks' health.
 
 Source: the flodl reference's ElChe (docs/engine.md).
 """
@@ -40,6 +40,7 @@ MAX_GROWTH = 3  # times the anchor, in one round
 TUNING_STARTS_AT = 2  # calibrations: the first cost of a rank is cold
 EARLY_GROWTH_OVERHEAD = 3  # times the target, before Stable
 ANCHOR_STEP = 20  # one twentieth (5 %) of the anchor: the size of a shrink, and the least growth
+SYNC_LEAD_BATCHES = 16  # the most that a fast rank may do in one window of a sync mode; bounds its lease
 MAX_SPEED = 1e6  # batches per batch of the slow rank: beyond, a measurement is broken, not a rank fast
 ROUNDING_DIGITS = 9  # float noise behind these must not decide between two counts, else the unit of time would
 
@@ -137,9 +138,9 @@ class ElChe:
     @property
     def batch_counts(self) -> dict[RankId, int]:
         """Batches of a full window per live rank, each ≥ 1, in rank order; ``plan`` bounds them in Probe."""
-        if self._settings.mode.is_sync:
-            return dict.fromkeys(self._ranks, 1)
         counts = {rank: max(1, _nearest(self._anchor * speed)) for rank, speed in self._speeds().items()}
+        if self._settings.mode.is_sync:
+            counts = {rank: min(count, SYNC_LEAD_BATCHES) for rank, count in counts.items()}
         if self._settings.max_batch_diff is None:
             return counts
         most = min(counts.values(), default=1) + self._settings.max_batch_diff

@@ -134,8 +134,9 @@ class RankCore:
         self._given: bool | None = None
         self._round: StartRound | None = None
         self._round_started_s = 0.0
-        self._stepped_s = 0.0
+        self._other_work_s = 0.0
         self._was_held = False
+        self._left_work_s = 0.0
         self._sent_finite = True
         self._has_peers = False
         self._formation: tuple[int, int] = (0, 0)
@@ -183,13 +184,13 @@ class RankCore:
             case TensorsDigested(key, names, digests):
                 return [SendUp(SumDescribed(self.rank, key, names, digests))]
             case Evaluated():
-                self._window.return_to_work(now_s)
+                self._return_to_work(now_s)
                 return [SendUp(EvalDone(self.rank, event.epoch, event.value, event.error))]
             case CalledBack(kind, epoch, error):
-                self._window.return_to_work(now_s)
+                self._return_to_work(now_s)
                 return [SendUp(CallbackDone(self.rank, kind, epoch, error))]
             case StateWritten(transfer, size_bytes, error):
-                self._window.return_to_work(now_s)
+                self._return_to_work(now_s)
                 return [SendUp(StateSent(self.rank, transfer, size_bytes, error))]
             case StateTaken(transfer, error):
                 return [SendUp(StateLoaded(self.rank, transfer, error))]
@@ -254,13 +255,13 @@ class RankCore:
             case ResultReady(_, key):
                 return [TakeResult(key, self._takes_raw)] if self._is_current(key) else []
             case RunEval(_, epoch):
-                self._window.leave_work(now_s)
+                self._left_work_s = now_s
                 return [Evaluate(epoch)]
             case RunCallback(_, kind, epoch):
-                self._window.leave_work(now_s)
+                self._left_work_s = now_s
                 return [CallBack(kind, epoch)]
             case SendState(_, transfer, whole):
-                self._window.leave_work(now_s)
+                self._left_work_s = now_s
                 return [WriteState(transfer, whole)]
             case LoadState(_, transfer):
                 return [TakeState(transfer)] if self.work is Work.JOINING else []
@@ -304,7 +305,7 @@ class RankCore:
         if self._given is None:  # version 0: nothing has been trained
             self._given = True
             actions += self._snapshot_of(is_untouched=True)
-        self._round, self._round_started_s, self._stepped_s = go, now_s, 0.0
+        self._round, self._round_started_s, self._other_work_s = go, now_s, 0.0
         self.stage = Stage.PACKING
         owns_raw = go.raw_source == self.rank
         return [*actions, Pack(go.key, go.weight, go.buffer_weight, self._takes_raw, owns_raw)]
@@ -347,7 +348,7 @@ class RankCore:
         self.steps_total += 1
         self._window.add(step, self._was_held)
         self._was_held = False
-        self._stepped_s += step.ended_s - step.started_s
+        self._other_work_s += step.ended_s - step.started_s
         if self.work is Work.BEYOND:
             self._was_held = not self.wants_step
             return []
@@ -394,6 +395,12 @@ class RankCore:
         keeps = self._mode.is_async and self._given and self._has_peers
         return [BackUp(), SendUp(report)] if keeps else [SendUp(report)]
 
+    def _return_to_work(self, now_s: float) -> None:
+        """What the run wanted of this rank alone is done: it is a cost neither of a batch nor of averaging."""
+        away_s = now_s - self._left_work_s
+        self._window.pause(away_s)
+        self._other_work_s += away_s
+
     def _on_group(self, event: GroupSettled) -> list[RankAction]:
         if (event.incarnation, event.attempt) != self._formation:
             return []
@@ -437,8 +444,8 @@ class RankCore:
         divergence: float = 0.0,
         error: str = "",
     ) -> Reduced:
-        # What was trained meanwhile is no cost of averaging.
-        reduce_ms = max(0.0, now_s - self._round_started_s - self._stepped_s) * 1e3
+        # What was trained, evaluated or saved meanwhile is no cost of averaging.
+        reduce_ms = max(0.0, now_s - self._round_started_s - self._other_work_s) * 1e3
         return Reduced(self.rank, key, digest, self._sent_finite, divergence, reduce_ms, error)
 
     def _end(self, reason: str, exit_code: int) -> list[RankAction]:
@@ -456,37 +463,32 @@ class _Window:
         self._first_end_s = 0.0
         self._first_samples = 0
         self._last_end_s = 0.0
-        self._held_s = 0.0
-        self._left_s = 0.0
-        self._away_s = 0.0
+        self._paused_s = 0.0
+        self._idle_s = 0.0
 
-    def leave_work(self, now_s: float) -> None:
-        """The rank does something that the run wants of it alone: that is no cost of a batch."""
-        self._left_s = now_s
-
-    def return_to_work(self, now_s: float) -> None:
-        """It is done."""
-        self._away_s += now_s - self._left_s
+    def pause(self, for_s: float) -> None:
+        """The rank did something else between two steps."""
+        self._paused_s += for_s
 
     def add(self, step: StepDone, was_held: bool) -> None:
         """``was_held``: the rank was not allowed this step at once; its wait says nothing about its speed."""
         if self.steps == 0:
             self._first_end_s, self._first_samples = step.ended_s, step.samples
         else:
-            gap_s = step.started_s - self._last_end_s
-            self._held_s += gap_s if was_held else min(gap_s, self._away_s)
-        self._away_s = 0.0
+            between_s = step.started_s - self._last_end_s
+            self._idle_s += between_s if was_held else min(self._paused_s, between_s)
+        self._paused_s = 0.0
         self.steps += 1
         self.samples += step.samples
         self.busy_s += step.ended_s - step.started_s
         self._last_end_s = step.ended_s
 
     def delivered_ms(self, batch_size: int) -> float | None:
-        """From the end of the first batch to the end of the last, per full batch's worth of samples."""
+        """From the end of the first batch to the end of the last without pauses, per full batch's worth of samples."""
         samples = self.samples - self._first_samples
         if samples <= 0:
             return None
-        return (self._last_end_s - self._first_end_s - self._held_s) * 1e3 * batch_size / samples
+        return (self._last_end_s - self._first_end_s - self._idle_s) * 1e3 * batch_size / samples
 
     def compute_ms(self, batch_size: int) -> float | None:
         """Time inside steps per full batch's worth of samples."""

@@ -34,6 +34,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
         "message": core.ending.message,
     }
     if training is not None:
+        has_anchor = first is not None and not first.settings.cadence.mode.is_sync
         view |= {
             "version": training.version,
             "epoch": training.supply.epoch,
@@ -42,11 +43,11 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             "callback_rank": training.callbacks.owner,
             "cadence": {
                 "phase": training.elche.phase.name.lower(),
-                "anchor": training.elche.anchor,
+                "anchor": training.elche.anchor if has_anchor else None,
                 "counts": {str(rank): count for rank, count in training.counts.items()},
                 "divergence": training.cadence.divergence,
                 "verdict": str(training.cadence.verdict),
-                "settled": training.cadence.is_settled,
+                "settled": training.cadence.is_settled if has_anchor else None,
             },
         }
     return view

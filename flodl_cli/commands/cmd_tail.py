@@ -14,6 +14,7 @@ from flodl.launch.control import ControllerClient
 from flodl.launch.headline import last_lines
 from flodl.launch.progress import log_line
 from flodl.launch.rundir import RunDir
+from flodl_cli.commands.cmd_status import snapshot
 
 DEFAULT_LINES: Final = 20
 MAX_RANK: Final = 100_000
@@ -54,6 +55,8 @@ def command(
     wanted = parse_ranks(ranks)
     pattern = _pattern(grep)
     since_s = None if since is None else time.time() - parse_age(since)
+    if wanted is not None or hosts:
+        _check_choice(snapshot(chosen, None), wanted, hosts)
     query = _query(follow, lines, since_s, wanted, hosts, stream)
     for line in _lines(chosen, query, follow):
         text = str(line.get("text", ""))
@@ -91,6 +94,26 @@ def parse_age(text: str) -> float:
     if match is None:
         raise ConfigError(f"--since {text!r}: expected an age such as 90s, 5m, 2h or 1d")
     return float(match[1]) * _SECONDS[match[2]]
+
+
+def _check_choice(state: Mapping[str, Any], wanted: frozenset[int] | None, hosts: tuple[str, ...]) -> None:
+    """Refuse a choice that no rank of the run fits. Before there are ranks any may come.
+
+    Raises:
+        ConfigError: names the ranks that there are, by host.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank in state.get("ranks") or []:
+        ranks_of.setdefault(str(rank["host"]), []).append(int(rank["rank"]))
+    fitting = [
+        rank
+        for host, ranks in ranks_of.items()
+        for rank in ranks
+        if (wanted is None or rank in wanted) and (not hosts or host in hosts)
+    ]
+    if ranks_of and not fitting:
+        known = "; ".join(f"{host}: rank {', '.join(map(str, ranks))}" for host, ranks in ranks_of.items())
+        raise ConfigError(f"the run has no rank that --rank and --host choose; there are {known}")
 
 
 def _pattern(grep: str | None) -> re.Pattern[str] | None:

@@ -87,3 +87,48 @@ def test_shares_follow_a_device_that_turns_three_times_slower_within_three_windo
     assert len(before) >= 8
     last_equal = max(at for at, counts in enumerate(plans) if at < first_fair and counts in before)
     assert first_fair - last_equal <= FOLLOWED_IN
+
+
+# ---------------------------------------------------------------------------------------------------------- sync modes
+SYNC = [mode for mode in Mode if mode.is_sync]
+
+
+def whole_windows(world: World) -> list[dict[int, int]]:
+    """Steps by rank of the windows in which every rank had work, version 0 and the first window left out."""
+    plans = [dict(commit["counts"]) for commit in fields_of(world, "commit")]
+    return [counts for counts in plans[2:] if all(counts.values())]
+
+
+@pytest.mark.parametrize("mode", SYNC)
+def test_equal_ranks_of_a_sync_mode_do_one_step_per_round(mode: Mode) -> None:
+    world = world_of(mode, EQUAL, dataset_size=600)
+    world.run()
+    world.assert_exact_coverage()
+    windows = whole_windows(world)
+    assert len(windows) >= 90
+    assert windows == [{0: 1, 1: 1, 2: 1}] * len(windows)
+
+
+@pytest.mark.parametrize("mode", SYNC)
+def test_slowest_rank_of_a_sync_mode_does_one_step_per_round_and_the_fast_ones_several(mode: Mode) -> None:
+    world = world_of(mode, (HostSpec("a", (0.01, 0.01, 0.03)),), dataset_size=1200)
+    world.run()
+    world.assert_exact_coverage()
+    windows = whole_windows(world)
+    assert len(windows) >= 30
+    assert {counts[2] for counts in windows} == {1}
+    assert {counts[0] for counts in windows[:-2]} == {3}
+
+
+@pytest.mark.parametrize("mode", SYNC)
+def test_sync_steps_follow_a_device_that_turns_slower_and_recovers(mode: Mode) -> None:
+    world = world_of(mode, EQUAL, dataset_size=6000)
+    world.after(20.0, lambda: world.slow_rank(2, 4.0))
+    world.after(40.0, lambda: world.slow_rank(2, 0.25))
+    world.run()
+    world.assert_exact_coverage()
+    steps = [(counts[0], counts[2]) for counts in whole_windows(world)]
+    slow_from, fast_from = steps.index((4, 1)), len(steps) - steps[::-1].index((4, 1))
+    assert set(steps[: slow_from - FOLLOWED_IN]) == {(1, 1)}
+    assert set(steps[fast_from + FOLLOWED_IN :]) == {(1, 1)}
+    assert set(steps[slow_from:fast_from]) == {(4, 1)}

@@ -96,6 +96,11 @@ def test_status_tells_the_last_verdict_and_whether_the_anchor_has_settled(known:
     assert f"cadence warmup, anchor 10{line}" in status_text(state, "digits", io.StringIO()).splitlines()
 
 
+def test_status_of_a_sync_mode_shows_no_anchor() -> None:
+    state = {**STATE, "cadence": {"phase": "stable", "anchor": None, "settled": None, "verdict": "stable"}}
+    assert "cadence stable, verdict stable" in status_text(state, "digits", io.StringIO()).splitlines()
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"
@@ -168,13 +173,26 @@ def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
         (["--rank", "0", "--no-prefix"], ["one", "two", "three"]),
         (["--no-prefix", "--grep", "head"], ["from the head"]),
         (["--stream", "stderr", "--grep", "hal+f"], ["node-a:1: half"]),
-        (["--host", "elsewhere"], []),
-        (["--rank", "2-9"], []),
+        (["--host", "node-a", "--rank", "0-9", "-n", "1", "--stream", "stdout"], ["node-a:0: three"]),
         (["-n", "0"], []),
     ],
 )
 def test_tail_selects(ended: RunDir, args: list[str], expected: list[str]) -> None:
     assert fdl("tail", *args).output.splitlines() == expected
+
+
+@pytest.mark.parametrize(
+    "args", [["--rank", "7"], ["--host", "elsewhere"], ["--host", "elsewhere", "--rank", "0", "-f"]]
+)
+def test_tail_of_what_the_run_does_not_have_says_what_there_is(ended: RunDir, args: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--rank and --host choose; there are node-a: rank 0, 1$") as refused:
+        fdl("tail", *args)
+    assert refused.value.exit_code == 2
+
+
+def test_tail_of_a_run_without_ranks_may_choose_any(ended: RunDir) -> None:
+    ended.write("state.json", json.dumps({**STATE, "phase": "waiting", "ranks": []}))
+    assert fdl("tail", "--rank", "7").output == ""
 
 
 def test_tail_gives_one_object_per_line_on_request(ended: RunDir) -> None:

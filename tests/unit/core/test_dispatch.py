@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flodl.core.dispatch import AHEAD_BATCHES, SYNC_LEAD_BATCHES, Dispatch
+from flodl.core.dispatch import AHEAD_BATCHES, Dispatch
 from flodl.core.elche import ElChe, WindowTiming
 from flodl.core.supply import Supply
 from flodl.errors import InvariantViolation
@@ -102,11 +102,40 @@ def test_rank_that_gets_nothing_of_the_tail_is_planned_without_a_grant() -> None
     assert next(plan for plan in plans.values() if not plan.max_steps).grants == ()
 
 
-def test_sync_asks_for_one_step_and_allows_a_share() -> None:
-    epoch = Epoch(CadenceSettings(Mode.NCCL_SYNC), 100)
-    plans = epoch.plan()
-    assert {(plan.min_steps, plan.max_steps) for plan in plans.values()} == {(1, SYNC_LEAD_BATCHES)}
-    assert {epoch.supply.held_batches(rank) for rank in (0, 1)} == {SYNC_LEAD_BATCHES + AHEAD_BATCHES}
+@pytest.mark.parametrize(
+    ("ms", "most"),
+    [
+        ({}, [1, 1]),
+        ({0: 5.0, 1: 5.0}, [1, 1]),
+        ({0: 5.0, 1: 15.0}, [3, 1]),
+    ],
+)
+def test_sync_asks_for_one_step_and_allows_what_fits_into_one_of_the_slowest(
+    ms: dict[RankId, float], most: list[int]
+) -> None:
+    epoch = measured(CadenceSettings(Mode.NCCL_SYNC), 100, ms)
+    epoch.live = (0, 1)
+    epoch.elche = epoch.elche if ms else ElChe(CadenceSettings(Mode.NCCL_SYNC), (0, 1))
+    assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, steps) for steps in most]
+    assert [epoch.supply.held_batches(rank) for rank in (0, 1)] == [steps + AHEAD_BATCHES for steps in most]
+
+
+def test_sync_lease_shrinks_with_the_steps_and_returns_nothing() -> None:
+    epoch = measured(CadenceSettings(Mode.CPU_SYNC), 100, {0: 5.0, 1: 50.0})
+    assert [plan.max_steps for plan in epoch.plan().values()] == [10, 1]
+    epoch.train({0: 4, 1: 1})
+    epoch.elche = measured(CadenceSettings(Mode.CPU_SYNC), 100, {0: 5.0, 1: 5.0}).elche
+    plans = epoch.plan(version=1)
+    assert [(plan.max_steps, plan.grants != ()) for plan in plans.values()] == [(1, False), (1, True)]
+    assert epoch.supply.held_batches(0) == 8
+
+
+def test_slowest_that_is_through_with_its_share_lets_the_next_one_do_one_step() -> None:
+    settings = CadenceSettings(Mode.CPU_SYNC, partition_ratios=(0.5, 0.4, 0.1))
+    epoch = measured(settings, 30, {0: 1.0, 1: 2.0, 2: 4.0})
+    assert [plan.max_steps for plan in epoch.plan().values()] == [4, 2, 1]
+    epoch.train({0: 4, 1: 2, 2: 3})
+    assert [plan.max_steps for plan in epoch.plan(version=1).values()] == [2, 1, 0]
 
 
 @pytest.mark.parametrize(
@@ -125,26 +154,27 @@ def test_stride_is_what_everyone_does_during_a_step_of_one(settings: CadenceSett
 
 
 def test_rank_that_is_through_with_its_share_slows_no_stride() -> None:
-    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
+    epoch = measured(CadenceSettings(Mode.CPU_SYNC), 20, {0: 1.0, 1: 10.0})
     epoch.plan()
     epoch.train({0: 10, 1: 3})
     assert [plan.stride for plan in epoch.plan().values()] == [1.0, 1.0]
 
 
 def test_sync_shares_shrink_by_what_is_done() -> None:
-    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 20)
-    epoch.plan()
-    epoch.train({0: 10, 1: 3})
-    plans = epoch.plan()
-    assert (plans[0].min_steps, plans[0].max_steps) == (0, 0)
-    assert (plans[1].min_steps, plans[1].max_steps) == (1, 7)
-    assert plans[0].grants == ()
+    epoch = measured(CadenceSettings(Mode.CPU_SYNC), 20, {0: 1.0, 1: 9.0})
+    assert [plan.max_steps for plan in epoch.plan().values()] == [9, 1]
+    epoch.train({0: 9, 1: 1})
+    assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan(version=1).values()] == [(1, 1), (1, 1)]
+    epoch.train({0: 1, 1: 1})
+    plans = epoch.plan(version=2)
+    assert (plans[0].min_steps, plans[0].max_steps, plans[0].grants) == (0, 0, ())
+    assert (plans[1].min_steps, plans[1].max_steps) == (1, 1)
 
 
-@pytest.mark.parametrize(("lead", "most"), [(0, 1), (3, 4)])
+@pytest.mark.parametrize(("lead", "most"), [(0, 1), (3, 4), (99, 10)])
 def test_batch_diff_bounds_the_lead_of_sync(lead: int, most: int) -> None:
-    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC, max_batch_diff=lead), 100)
-    assert {plan.max_steps for plan in epoch.plan().values()} == {most}
+    epoch = measured(CadenceSettings(Mode.CPU_SYNC, max_batch_diff=lead), 100, {0: 1.0, 1: 10.0})
+    assert [plan.max_steps for plan in epoch.plan().values()] == [most, 1]
 
 
 def test_sync_shares_are_dealt_anew_when_a_rank_is_lost() -> None:
@@ -154,30 +184,31 @@ def test_sync_shares_are_dealt_anew_when_a_rank_is_lost() -> None:
     epoch.supply.reclaim(1)
     epoch.elche.remove_rank(1)
     epoch.live = (0,)
-    plans = epoch.plan()
-    assert plans.keys() == {0}
-    assert (plans[0].min_steps, plans[0].max_steps) == (1, 16)
+    assert epoch.plan().keys() == {0}
     epoch.dispatch.settle({1: 5})
-    assert epoch.supply.remaining_batches == 16
+    for _ in range(16):
+        assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, 1)]
+        epoch.train({0: 1})
+    assert epoch.supply.remaining_batches == 0
 
 
 def test_sync_deals_by_the_ratios_of_the_settings() -> None:
-    settings = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=99, partition_ratios=(0.6, 0.3, 0.1))
-    epoch = Epoch(settings, 20, (0, 1, 2))
-    assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, 12), (1, 6), (1, 2)]
+    settings = CadenceSettings(Mode.CPU_SYNC, partition_ratios=(0.6, 0.3, 0.1))
+    epoch = measured(settings, 20, {0: 1.0, 1: 1.0, 2: 16.0})
+    assert [(plan.min_steps, plan.max_steps) for plan in epoch.plan().values()] == [(1, 12), (1, 6), (1, 1)]
     epoch.supply.reclaim(0)
     epoch.elche.remove_rank(0)
     epoch.live = (1, 2)
-    assert [plan.max_steps for plan in epoch.plan().values()] == [15, 5]
+    assert [plan.max_steps for plan in epoch.plan().values()] == [15, 1]
 
 
 def test_ratio_that_is_next_to_nothing_is_dealt_all_the_same() -> None:
-    settings = CadenceSettings(Mode.CPU_SYNC, max_batch_diff=99, partition_ratios=(1 - 1e-12, 1e-12))
-    assert [plan.max_steps for plan in Epoch(settings, 20).plan().values()] == [20, 0]
+    settings = CadenceSettings(Mode.CPU_SYNC, partition_ratios=(1 - 1e-12, 1e-12))
+    assert [plan.max_steps for plan in Epoch(settings, 20).plan().values()] == [1, 0]
 
 
 def test_samples_that_came_back_are_dealt_again() -> None:
-    epoch = Epoch(CadenceSettings(Mode.CPU_SYNC), 4)
+    epoch = measured(CadenceSettings(Mode.CPU_SYNC), 4, {0: 1.0, 1: 2.0})
     epoch.plan()
     epoch.supply.train(0, 2 * BATCH_SIZE)
     epoch.supply.untrain(0)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from flodl.core.elche import ElChe, ElCheState, Phase, Proposal, WindowTiming
+from flodl.core.elche import SYNC_LEAD_BATCHES, ElChe, ElCheState, Phase, Proposal, WindowTiming
 from flodl.errors import InvariantViolation
 from flodl.messages import CadenceSettings, Mode
 
@@ -115,15 +115,29 @@ def test_first_anchor_is_within_its_bounds(settings: CadenceSettings, anchor: in
 
 # ------------------------------------------------------------------------------------------------------------- sync
 @pytest.mark.parametrize("mode", [Mode.NCCL_SYNC, Mode.CPU_SYNC])
-def test_sync_modes_ignore_the_anchor_and_track_the_ratios(mode: Mode) -> None:
+def test_sync_modes_ignore_the_anchor_and_count_for_one_step_of_the_slow_rank(mode: Mode) -> None:
     elche = ElChe(CadenceSettings(mode=mode, anchor=8), [0, 1])
     assert elche.plan(1000) == {0: 1, 1: 1}
     run_windows(elche, {0: 1.0, 1: 3.0}, windows=8, overhead=2.0)
-    assert elche.plan(1000) == {0: 1, 1: 1}
-    assert elche.batch_counts == {0: 1, 1: 1}
+    assert elche.plan(1000) == {0: 3, 1: 1}
+    assert elche.batch_counts == {0: 3, 1: 1}
     assert elche.anchor == 1
     assert elche.partition_ratios == pytest.approx({0: 0.75, 1: 0.25})
-    assert observe(elche, {0: timing(1.0, 2)}, 5.0) == Proposal(1, 1, pytest.approx(5.0))
+    assert observe(elche, {0: timing(1.0, 2), 1: timing(3.0, 1)}, 6.0) == Proposal(1, 1, pytest.approx(2.0))
+
+
+@pytest.mark.parametrize(
+    ("ms", "counts"),
+    [
+        ({0: 10.0, 1: 10.0}, {0: 1, 1: 1}),
+        ({0: 10.0, 1: 14.0}, {0: 1, 1: 1}),
+        ({0: 10.0, 1: 15.0}, {0: 2, 1: 1}),
+        ({0: 1.0, 1: 16.0}, {0: SYNC_LEAD_BATCHES, 1: 1}),
+        ({0: 1.0, 1: 50.0}, {0: SYNC_LEAD_BATCHES, 1: 1}),
+    ],
+)
+def test_sync_count_is_the_nearest_number_of_steps_with_a_limit(ms: dict[int, float], counts: dict[int, int]) -> None:
+    assert calibrated(ms, mode=Mode.CPU_SYNC).batch_counts == counts
 
 
 # ----------------------------------------------------------------------------------------------------------- timing

@@ -602,6 +602,80 @@ def test_round_inside_an_open_window_is_a_bug() -> None:
         rank.core.check()
 
 
+# ----------------------------------------------------------------------------------------------------------- evaluation
+def evaluate(rank: Subject, began_s: float, ended_s: float) -> None:
+    rank.hear(RunEval(2, 0), now_s=began_s)
+    rank.post(Evaluated(0, 0.5, ""), now_s=ended_s)
+
+
+def window_done(actions: list[RankAction]) -> WindowDone:
+    (report,) = [a.message for a in actions if isinstance(a, SendUp) and isinstance(a.message, WindowDone)]
+    return report
+
+
+@pytest.mark.parametrize("mode", [Mode.CPU_CADENCE, Mode.CPU_ASYNC])
+def test_evaluation_between_two_steps_is_no_cost_of_a_batch(mode: Mode) -> None:
+    rank = seeded(mode)
+    rank.plan(3, 3, samples=12)
+    rank.step(0.0, 1.0)
+    evaluate(rank, 1.0, 11.0)
+    rank.step(11.5, 12.5)
+    rank.step(12.5, 13.5)
+    report = window_done(rank.post(ACCOUNTS))
+    assert (report.delivered_ms, report.compute_ms) == (1250.0, 1000.0)
+
+
+def test_evaluation_at_the_commit_of_an_asynchronous_round_is_no_cost_of_the_window_that_is_under_way() -> None:
+    rank = seeded(Mode.CPU_ASYNC)
+    rank.plan(1, 4, samples=16)
+    rank.step(0.0, 1.0)
+    rank.post(ACCOUNTS)
+    rank.go(KEY)
+    rank.step(1.0, 2.0)
+    rank.post(Packed(KEY, True))
+    rank.post(SumReady(KEY, "d", 0.1, ""))
+    rank.hear(Commit(2, KEY), now_s=2.0)
+    evaluate(rank, 2.0, 12.0)
+    rank.plan(2, 2, version=1)
+    rank.step(12.0, 13.0)
+    assert window_done(rank.post(ACCOUNTS)).delivered_ms == 1000.0
+
+
+@pytest.mark.parametrize(("began_s", "ended_s"), [(-10.0, 0.0), (2.0, 12.0)])
+def test_evaluation_before_the_first_and_after_the_last_step_changes_no_cost(began_s: float, ended_s: float) -> None:
+    rank = seeded()
+    rank.plan(1, 4, samples=16)
+    if began_s < 0:
+        evaluate(rank, began_s, ended_s)
+    rank.step(0.0, 1.0)
+    rank.step(1.0, 2.0)
+    if began_s > 0:
+        evaluate(rank, began_s, ended_s)
+    rank.hear(CloseWindow(2, 0))
+    assert window_done(rank.post(ACCOUNTS)).delivered_ms == 1000.0
+
+
+def test_no_more_is_taken_off_than_there_was_between_two_steps() -> None:
+    rank = seeded(Mode.CPU_ASYNC)
+    rank.plan(3, 3, samples=12)
+    rank.step(0.0, 1.0)
+    evaluate(rank, 0.0, 10.0)
+    rank.step(1.5, 2.5)
+    rank.step(3.0, 4.0)
+    assert window_done(rank.post(ACCOUNTS)).delivered_ms == 1250.0
+
+
+def test_evaluation_within_a_round_is_no_cost_of_averaging() -> None:
+    rank = seeded()
+    rank.go(KEY, now_s=1.0)
+    rank.post(Packed(KEY, True), now_s=2.0)
+    evaluate(rank, 2.0, 12.0)
+    (said,) = rank.post(SumReady(KEY, "d", 0.1, ""), now_s=13.0)
+    assert isinstance(said, SendUp)
+    assert isinstance(said.message, Reduced)
+    assert said.message.reduce_ms == 2000.0
+
+
 # ---------------------------------------------------------------------------------------------- groups and other orders
 def test_group_is_formed_and_only_its_own_attempt_is_reported() -> None:
     rank = admitted()

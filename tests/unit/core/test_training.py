@@ -389,9 +389,9 @@ def test_rank_that_was_not_finite_and_is_lost_is_not_blamed() -> None:
 
 
 def test_plan_tells_how_much_of_the_run_is_merged() -> None:
-    cohort = Cohort(dataset_size=60, num_epochs=2, cadence=CadenceSettings(Mode.CPU_SYNC, max_batch_diff=4)).get_ready()
+    cohort = Cohort(Mode.CPU_SYNC, dataset_size=60, num_epochs=2).get_ready()
     told = [plan.progress_samples for plan in cohort.sent(WindowPlan) if plan.rank == 0]
-    assert told == [0, 30, 60, 90]
+    assert told == list(range(0, 120, 6))
 
 
 def test_version_0_comes_from_the_first_rank_whose_weights_are_finite() -> None:
@@ -451,6 +451,15 @@ def test_evaluation_of_a_lost_owner_is_asked_of_the_next() -> None:
     kill(cohort, 2)
     assert len(cohort.sent(RunEval)) == 4
     assert cohort.sent(StateSent) == []
+
+
+def test_evaluation_is_answered_by_the_rank_that_is_asked_and_by_no_other() -> None:
+    cohort = Cohort(eval_samples=4).train_until(EvalDone)
+    kill(cohort, 0)
+    assert cohort.say(EvalDone(2, 0, 0.1, "")) == []
+    assert cohort.sent(EvalReport) == []
+    cohort.say(EvalDone(1, 0, 0.7, ""))
+    assert cohort.sent(EvalReport) == [EvalReport(0, 0.7)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- stop

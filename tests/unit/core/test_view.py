@@ -42,6 +42,12 @@ def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     }  # fmt: skip
 
 
+def test_sync_mode_has_counts_but_no_anchor() -> None:
+    cohort = Cohort(Mode.CPU_SYNC, dataset_size=600).train_until(WindowDone)
+    cadence = snapshot(cohort.core, 3.0)["cadence"]
+    assert (cadence["anchor"], cadence["settled"], cadence["counts"]) == (None, None, {"0": 1, "1": 1, "2": 1})
+
+
 def test_last_windows_suspects_and_losses_are_seen() -> None:
     cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
     waiting, cohort.waiting = cohort.waiting, []

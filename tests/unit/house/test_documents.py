@@ -74,6 +74,16 @@ def test_every_dependency_has_its_reason() -> None:
     assert explained == chosen
 
 
+def test_every_word_of_the_glossary_is_defined_once() -> None:
+    text = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+
+    words = re.findall(r"\*\*([^*]+)\*\*", text)
+    twice = {word for word in words if words.count(word) > 1}
+
+    assert len(words) > 100
+    assert twice == set()
+
+
 def test_names_in_the_journeys_are_those_of_the_code() -> None:
     text = (ROOT / "docs/journeys.md").read_text(encoding="utf-8")
     code = "\n".join(
