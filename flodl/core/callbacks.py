@@ -63,9 +63,9 @@ class Callbacks:
         return [SendHost(host, _order(owner, kind, epoch)) for kind, epoch in due]
 
     def on_eval(self, message: EvalDone) -> list[JobAction]:
-        """The evaluation is answered."""
+        """The evaluation is answered; what another rank than the asked one says is too late."""
         epoch, rank = message.epoch, message.rank
-        if not self._answer((None, epoch)):
+        if not self._answer((None, epoch), rank):
             return []
         if message.error:
             return [_failed("eval_failed", "eval_fn", epoch, rank, message.error)]
@@ -74,17 +74,17 @@ class Callbacks:
         return [Record("eval", Severity.INFO, detail, fields), SendHead(EvalReport(epoch, message.value))]
 
     def on_done(self, message: CallbackDone) -> list[JobAction]:
-        """The call is answered."""
+        """The call is answered; by the asked rank, as above."""
         kind, epoch, rank = message.kind, message.epoch, message.rank
-        if not self._answer((kind, epoch)):
+        if not self._answer((kind, epoch), rank):
             return []
         if message.error:
             return [_failed("callback_failed", kind, epoch, rank, message.error)]
         detail = f"epoch {epoch + 1}: {kind} has run on rank {rank}"
         return [Record("called_back", Severity.INFO, detail, {"kind": str(kind), "epoch": epoch, "rank": rank})]
 
-    def _answer(self, call: _Call) -> bool:
-        if call not in self._calls:
+    def _answer(self, call: _Call, rank: RankId) -> bool:
+        if self._calls.get(call) != rank:
             return False
         del self._calls[call]
         return True

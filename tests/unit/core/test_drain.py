@@ -113,7 +113,7 @@ def test_host_may_come_back_after_it_was_drained() -> None:
 
 
 def test_rank_that_gives_a_checkpoint_leaves_when_that_is_made_and_gives_no_other() -> None:
-    cohort = training(Mode.CPU_SYNC, checkpoint=CheckpointSettings("run", every=1), dataset_size=12, num_epochs=9)
+    cohort = training(Mode.CPU_SYNC, checkpoint=CheckpointSettings("run", every=1), dataset_size=6, num_epochs=9)
     cohort.held.add(SaveSettled)
     step(cohort)
     assert [order.rank for order in cohort.sent(SendState)] == [0]
@@ -127,7 +127,7 @@ def test_rank_that_gives_a_checkpoint_leaves_when_that_is_made_and_gives_no_othe
 
 
 def test_evaluation_of_a_rank_that_leaves_is_another_ones() -> None:
-    cohort = training(Mode.CPU_SYNC, eval_samples=5, dataset_size=12, num_epochs=9)
+    cohort = training(Mode.CPU_SYNC, eval_samples=5, dataset_size=6, num_epochs=9)
     drain(cohort, "a")
     step(cohort)
     assert [word.rank for word in cohort.sent(RunEval)] == [0, 1]

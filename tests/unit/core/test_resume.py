@@ -99,7 +99,7 @@ def test_save_after_a_resume_counts_on() -> None:
     settings = CheckpointSettings("ckpts/run", resume_from="ckpts/run")
     cohort = resumed(Position(version=9, epoch=1, global_step=7, world_size=3), checkpoint=settings).get_ready()
     (save,) = [action for action in cohort.actions if isinstance(action, OpenSave)]
-    assert (save.point.position.global_step, save.point.position.version) == (7 + 6, 10)
+    assert (save.point.position.global_step, save.point.position.version) == (7 + 6, 11)
 
 
 def test_run_that_has_nothing_left_to_do_hands_its_state_over_and_ends_well() -> None:

@@ -78,7 +78,7 @@ def test_rank_is_asked_between_the_commit_and_its_next_window() -> None:
     first = words.index("SendState")
     assert (words[first - 1], words[first + 1]) == ("Commit", "WindowPlan")
     assert orders(cohort)[0] == SendState(0, 0, whole=True)
-    assert cohort.records("checkpoint")[0] == "version 1 is saved: ckpts/run.fdl (Checkpoint)"
+    assert cohort.records("checkpoint")[0] == "version 2 is saved: ckpts/run.fdl (Checkpoint)"
 
 
 def test_position_is_that_of_the_version_that_is_saved() -> None:
@@ -171,7 +171,7 @@ def test_rank_that_cannot_write_its_state_is_passed_over_and_when_none_can_the_r
     assert [order.rank for order in orders(cohort)] == [0, 1, 2]
     assert sum(isinstance(action, DropSave) for action in cohort.actions) == 3
     failure = cohort.records("checkpoint_failed")
-    assert failure[0].startswith("version 2 could not be saved: rank 0: an optimizer of strings; rank 1: an opt")
+    assert failure[0].startswith("version 4 could not be saved: rank 0: an optimizer of strings; rank 1: an opt")
     (state,) = (order for order in cohort.sent(SendState) if not order.whole)
     cohort.say(StateSent(state.rank, state.transfer, 99, ""))
     assert cohort.outcome is not None
@@ -185,7 +185,7 @@ def test_order_says_how_many_checkpoints_stay_and_what_was_not_kept_is_told() ->
     cohort.waiting.clear()
     cohort.held.clear()
     cohort.post(SaveSettled(save.transfer, "ckpts/run.fdl", "", "run-e0001 is another checkpoint"))
-    assert cohort.records("checkpoint")[0] == "version 1 is saved: ckpts/run.fdl (Checkpoint)"
+    assert cohort.records("checkpoint")[0] == "version 2 is saved: ckpts/run.fdl (Checkpoint)"
     assert cohort.records("checkpoint_not_kept") == ["run-e0001 is another checkpoint"]
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
@@ -196,8 +196,8 @@ def test_disk_that_is_full_is_told_and_the_next_checkpoint_is_tried() -> None:
     cohort.waiting.clear()
     cohort.held.clear()
     cohort.post(SaveSettled(saves(cohort)[0].transfer, "", "no space left"))
-    assert cohort.records("checkpoint_failed") == ["version 1 could not be saved: no space left"]
-    assert cohort.records("checkpoint") == ["version 2 is saved: ckpts/run.fdl (Checkpoint)"]
+    assert cohort.records("checkpoint_failed") == ["version 2 could not be saved: no space left"]
+    assert cohort.records("checkpoint") == ["version 4 is saved: ckpts/run.fdl (Checkpoint)"]
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
 
