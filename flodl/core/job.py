@@ -572,7 +572,7 @@ class JobCore:
         if self.phase is not Phase.TRAINING:
             return f"the run is {self.phase}: a host is drained while it trains"
         if host not in self.hosts:
-            return f"host {host} is not in the run ({', '.join(self.hosts)})"
+            return f"host {host} is not in the run; there are: {', '.join(self.hosts)}"
         if host in self._drained:
             return f"host {host} is being drained already"
         left = [rank for rank in self.membership.live if self.membership[rank].host not in (host, *self._drained)]
@@ -580,6 +580,10 @@ class JobCore:
         if len(left) < least:
             return f"without {host} only {len(left)} rank(s) would be left, and the mode needs {least}: use fdl stop"
         return ""
+
+    def is_draining(self, host: HostName) -> bool:
+        """True from an accepted drain of ``host`` until it has left."""
+        return host in self._drained
 
     def _stop(self, exit_code: int, message: str, reason: SaveReason, now_s: float) -> list[JobAction]:
         self.ending.stop(exit_code, message)

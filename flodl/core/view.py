@@ -62,12 +62,13 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
     )
     found = []
     for name in names:
-        hello = core.startup.window.joined.get(name)
+        hello = core.hosts.get(name) or core.startup.window.joined.get(name)
         pulse = core.liveness.host_pulse(name)
+        state = str(pulse) if name in core.hosts and pulse is not None else "gone"
         found.append(
             {
                 "host": name,
-                "state": str(pulse) if name in core.hosts and pulse is not None else "gone",
+                "state": "draining" if state == Pulse.ALIVE and core.is_draining(name) else state,
                 "ranks": list(core.membership.on_host(name)),
                 "age_s": core.liveness.silence_s(name, now_s),
                 "address": "" if hello is None else hello.address,

@@ -1,4 +1,4 @@
-"""Speaks to a run's controller as a client: asks it to stop over the control protocol, reads its state over HTTP.
+"""Speaks to a run's controller as a client: asks it over the control protocol, reads its state over HTTP.
 
 Blocking sockets with a deadline each: a viewer has one question at a time and wants to start in milliseconds.
 """
@@ -12,10 +12,11 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flodl import __version__
-from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.errors import ConfigError, PeerLost, RemoteProtocolError
+from flodl.ids import HostName, RankId
 from flodl.launch.rundir import ControllerInfo, RunDir
-from flodl.messages import StopAccepted, StopRequest
-from flodl.wire.codec import decode, encode
+from flodl.messages import Declined, DrainAccepted, DrainRequest, FromClient, StopAccepted, StopRequest
+from flodl.wire.codec import Vocabulary, decode, encode
 from flodl.wire.frames import PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
 from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_read_token
 
@@ -54,16 +55,23 @@ class ControllerClient:
             PeerLost: the controller cannot be reached or closed the connection.
             RemoteProtocolError: it broke the protocol or refused us.
         """
-        try:
-            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
-                words = _Words(sock)
-                sock.sendall(PREAMBLE)
-                self._shake_hands(words)
-                words.send(StopRequest(source, abort, exit_code))
-                reply = words.receive(StopAccepted)
-        except (OSError, EOFError) as error:
-            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
-        return str(reply.phase)
+        return str(self._ask(StopRequest(source, abort, exit_code), StopAccepted).phase)
+
+    def drain(self, host: HostName, source: str) -> tuple[RankId, ...]:
+        """Ask that ``host`` leaves at the next commit.
+
+        Returns:
+            Its ranks that take part now.
+
+        Raises:
+            ConfigError: it may not leave; the message says why.
+            PeerLost: the controller cannot be reached or closed the connection.
+            RemoteProtocolError: it broke the protocol or refused us.
+        """
+        reply = self._ask(DrainRequest(host, source), DrainAccepted | Declined)
+        if isinstance(reply, Declined):
+            raise ConfigError(f"host {host} cannot be drained: {reply.reason}")
+        return tuple(reply.ranks)
 
     def state(self) -> dict[str, Any]:
         """The run's snapshot, ``GET /state.json``.
@@ -92,6 +100,18 @@ class ControllerClient:
                         yield data
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
+
+    def _ask(self, request: FromClient, allowed: Vocabulary) -> Any:
+        """The controller's answer, one of ``allowed``."""
+        try:
+            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
+                words = _Words(sock)
+                sock.sendall(PREAMBLE)
+                self._shake_hands(words)
+                words.send(request)
+                return words.receive(allowed)
+        except (OSError, EOFError) as error:
+            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
 
     def _get(self, path: str, query: dict[str, str | int], timeout_s: float) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=TIMEOUT_S)

@@ -13,7 +13,9 @@ from flodl.messages.controller import (
     CloseRound,
     CloseWindow,
     Commit,
+    Declined,
     DescribeSum,
+    DrainAccepted,
     EpochReport,
     EvalReport,
     Evict,
@@ -48,7 +50,7 @@ from flodl.messages.daemon import (
     ResultReady,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     ContributionWritten,
     EvalDone,
@@ -107,8 +109,11 @@ __all__ = [
     "Commit",
     "ContributionWritten",
     "DaemonToRank",
+    "Declined",
     "DescribeSum",
     "Device",
+    "DrainAccepted",
+    "DrainRequest",
     "EpochReport",
     "EvalDone",
     "EvalReport",

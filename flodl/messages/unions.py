@@ -8,7 +8,9 @@ from flodl.messages.controller import (
     CloseRound,
     CloseWindow,
     Commit,
+    Declined,
     DescribeSum,
+    DrainAccepted,
     EpochReport,
     EvalReport,
     Evict,
@@ -31,7 +33,7 @@ from flodl.messages.controller import (
 )
 from flodl.messages.daemon import Beat, HostHello, HostStopped, LogChunk, RankExited, ReduceSlice, ResultReady
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     ContributionWritten,
     EvalDone,
@@ -87,8 +89,8 @@ FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped |
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
-FromClient: TypeAlias = StopRequest
-ToClient: TypeAlias = StopAccepted
+FromClient: TypeAlias = StopRequest | DrainRequest
+ToClient: TypeAlias = StopAccepted | DrainAccepted | Declined
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
     Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient

@@ -154,7 +154,7 @@ class ServerHandshake:
             return f"unknown role {_plain(hello.role)}, expected one of {', '.join(Role)}"
         if hello.channel not in set(Channel):
             return f"unknown channel {_plain(hello.channel)}, expected one of {', '.join(Channel)}"
-        if not _is_host_name(hello.host):
+        if not is_host_name(hello.host):
             return f"host name {_plain(hello.host)} cannot be used: 1 to {MAX_NAME_LENGTH} printable characters, no /"
         if len(hello.nonce) != NONCE_BYTES:
             return f"nonce of {len(hello.nonce)} bytes, expected {NONCE_BYTES}"
@@ -185,7 +185,7 @@ class ClientHandshake:
             LocalProtocolError: token or nonce of another length, or a host name that no server takes.
         """
         _check_secrets(token, nonce)
-        if not _is_host_name(peer.host):
+        if not is_host_name(peer.host):
             raise LocalProtocolError(f"handshake: host name {_plain(peer.host)} cannot be used")
         self._token = token
         self._channel_binding = channel_binding
@@ -279,7 +279,7 @@ def _check_waiting(state: HandshakeState) -> None:
         raise RemoteProtocolError(f"handshake: a word after it was {state}")
 
 
-def _is_host_name(host: str) -> bool:
+def is_host_name(host: str) -> bool:
     """Host names become file and record names, so what could leave a folder or break a line is refused."""
     return (
         1 <= len(host) <= MAX_NAME_LENGTH

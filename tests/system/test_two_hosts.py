@@ -99,6 +99,33 @@ def test_status_tail_and_stop_from_another_shell(fdl: Fdl, hosts: Lab, cluster: 
     run.wait_until_clean()
 
 
+# ---------------------------------------------------------------------------------------------------------------- drain
+def test_drained_host_leaves_in_order_and_every_sample_is_merged_once(
+    fdl: Fdl, hosts: Lab, cluster: Path, log: Path
+) -> None:
+    run = finite(fdl, cluster, log)
+    first, second = hosts.hosts
+
+    done = fdl.call("drain", second.name, timeout_s=END_S)
+
+    assert (done.returncode, done.stderr) == (0, ""), run.story()
+    assert done.stdout.splitlines() == [
+        f"host {second.name} leaves run {run.run_id} (job) at the next commit, without loss: rank 1, 2",
+        f"host {second.name} has left; the run goes on",
+    ]
+    fdl.wait_until(lambda: not run.leftovers_on(second.namespace), CLEAN_S, run.story)
+    refused = fdl.call("drain", first.name)
+    assert refused.returncode == 2
+    assert f"without {first.name} only 0 rank(s) would be left" in refused.stderr
+    assert run.wait() == 0, run.story()
+    seen = witness_run(run.folder, log, size=1603, epochs=2, lost=[1, 2])
+    assert (seen.faults, seen.samples) == ([], 3206)
+    outcome = run.read("outcome.json")
+    assert outcome is not None
+    assert outcome["losses"] == []
+    run.wait_until_clean()
+
+
 # -------------------------------------------------------------------------------------------------------------- kill -9
 def test_killed_daemon_leaves_its_host_clean_and_the_others_go_on(
     fdl: Fdl, hosts: Lab, cluster: Path, log: Path

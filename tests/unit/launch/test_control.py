@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.errors import ConfigError, PeerLost, RemoteProtocolError
 from flodl.launch.control import ControllerClient
-from flodl.messages import StopAccepted, StopRequest
+from flodl.messages import Declined, DrainAccepted, DrainRequest, Message, StopAccepted, StopRequest
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
@@ -26,7 +26,8 @@ RUN_ID = "20261129-213045-ab12"
 @dataclass
 class Site:
     port: int
-    heard: list[StopRequest] = field(default_factory=list)
+    heard: list[Message] = field(default_factory=list)
+    reply: Message = StopAccepted("training")  # noqa: RUF009  # it is frozen
     requests: list[bytes] = field(default_factory=list)
     body: bytes = b'{"phase": "training"}'
     status: bytes = b"200 OK"
@@ -36,10 +37,8 @@ class Site:
 
     async def on_control(self, peer: Peer, stream: FramedStream) -> None:
         async with stream:
-            message = await stream.receive()
-            assert isinstance(message, StopRequest)
-            self.heard.append(message)
-            stream.send(StopAccepted("training"))
+            self.heard.append(await stream.receive())
+            stream.send(self.reply)
 
     async def on_bulk(self, peer: Peer, sock: socket.socket) -> None:
         sock.close()
@@ -81,6 +80,23 @@ def site(wait_until: Callable[..., object]) -> Iterator[Site]:
 def test_stop_is_said_over_the_control_protocol(site: Site, abort: bool) -> None:
     assert site.client().stop("fdl stop", abort=abort, exit_code=143) == "training"
     assert site.heard == [StopRequest("fdl stop", abort, 143)]
+
+
+def test_drain_is_said_over_the_control_protocol(site: Site) -> None:
+    site.reply = DrainAccepted((1, 2))
+    assert site.client().drain("b", "fdl drain") == (1, 2)
+    assert site.heard == [DrainRequest("b", "fdl drain")]
+
+
+def test_drain_that_cannot_be_says_why(site: Site) -> None:
+    site.reply = Declined("it is the last one", is_early=False)
+    with pytest.raises(ConfigError, match=r"^host b cannot be drained: it is the last one$"):
+        site.client().drain("b", "fdl drain")
+
+
+def test_answer_to_another_question_is_a_broken_protocol(site: Site) -> None:
+    with pytest.raises(RemoteProtocolError, match="StopAccepted"):
+        site.client().drain("b", "fdl drain")
 
 
 @pytest.mark.parametrize("change", [{"token": b"\x00" * 32}, {"run_id": "another"}])
