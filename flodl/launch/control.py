@@ -12,7 +12,7 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flodl import __version__
-from flodl.errors import ConfigError, PeerLost, RemoteProtocolError
+from flodl.errors import ConfigError, JoinRefused, PeerLost
 from flodl.ids import HostName, RankId
 from flodl.launch.rundir import ControllerInfo, RunDir
 from flodl.messages import Declined, DrainAccepted, DrainRequest, FromClient, StopAccepted, StopRequest
@@ -53,7 +53,8 @@ class ControllerClient:
 
         Raises:
             PeerLost: the controller cannot be reached or closed the connection.
-            RemoteProtocolError: it broke the protocol or refused us.
+            JoinRefused: it did not let us in.
+            RemoteProtocolError: it broke the protocol.
         """
         return str(self._ask(StopRequest(source, abort, exit_code), StopAccepted).phase)
 
@@ -66,7 +67,8 @@ class ControllerClient:
         Raises:
             ConfigError: it may not leave; the message says why.
             PeerLost: the controller cannot be reached or closed the connection.
-            RemoteProtocolError: it broke the protocol or refused us.
+            JoinRefused: it did not let us in.
+            RemoteProtocolError: it broke the protocol.
         """
         reply = self._ask(DrainRequest(host, source), DrainAccepted | Declined)
         if isinstance(reply, Declined):
@@ -138,7 +140,7 @@ class ControllerClient:
             for word in to_send:
                 words.send(word)
             if handshake.refusal:
-                raise RemoteProtocolError(f"controller {self._address}:{self._port}: {handshake.refusal}")
+                raise JoinRefused(f"controller {self._address}:{self._port}: {handshake.refusal}")
             to_send = handshake.receive(words.receive(FromAccepting))
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from flodl.errors import ConfigError, PeerLost, RemoteProtocolError
+from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.launch.control import ControllerClient
 from flodl.messages import Declined, DrainAccepted, DrainRequest, Message, StopAccepted, StopRequest
 from flodl.runtime.clock import MonotonicClock
@@ -101,9 +101,10 @@ def test_answer_to_another_question_is_a_broken_protocol(site: Site) -> None:
 
 @pytest.mark.parametrize("change", [{"token": b"\x00" * 32}, {"run_id": "another"}])
 def test_another_runs_client_is_refused_and_told_why(site: Site, change: dict[str, object]) -> None:
-    with pytest.raises(RemoteProtocolError) as caught:
+    with pytest.raises(JoinRefused) as caught:
         site.client(**change).stop("x", abort=False, exit_code=143)  # type: ignore[arg-type]
     assert TOKEN.hex() not in str(caught.value)
+    assert caught.value.exit_code == 4
     assert site.heard == []
 
 
