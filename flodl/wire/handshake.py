@@ -9,6 +9,9 @@ Invariants: the token and the proofs appear in no message text, error or ``repr`
 connection and never opens after a refusal; what a stranger chose is quoted only shortened and without control
 characters. Nonces are arguments: the caller draws them from ``secrets`` and uses each once.
 
+A client may leave the run's id empty: whoever was given a run's token and address need not know its name, and proves
+the token all the same. Daemons and heads name the run that they belong to.
+
 The fields of ``Hello`` are the same in every protocol version, so that two versions can tell each other apart.
 """
 
@@ -148,7 +151,8 @@ class ServerHandshake:
                 f"protocol version {hello.protocol} (flodl {_plain(hello.flodl_version)}), the controller has "
                 f"{PROTOCOL_VERSION} (flodl {self._flodl_version}): install flodl {self._flodl_version} on both sides"
             )
-        if hello.run_id != self._run_id:
+        is_by_token = hello.role == Role.CLIENT and not hello.run_id
+        if hello.run_id != self._run_id and not is_by_token:
             return f"run {_plain(hello.run_id)} is not served here: another run's controller listens at this address"
         if hello.role not in set(Role):
             return f"unknown role {_plain(hello.role)}, expected one of {', '.join(Role)}"
