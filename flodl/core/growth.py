@@ -25,6 +25,8 @@ LOAD_PATIENCE_S = 60.0
 MAX_TRIES = 3
 """Versions that a newcomer may fail to load in time before it is sent away."""
 
+NOT_ELASTIC = "the run has started without it, and join.elastic is false"
+
 
 class Newcomer(StrEnum):
     """One rank's way into the cohort."""
@@ -86,16 +88,19 @@ class Growth:
         )
         return [note, SendHost(hello.host, SpawnRanks(len(self._membership), tuple(specs)))]
 
-    def report_ready(self, report: RankReady, first: RankReady) -> None:
+    def report_ready(self, report: RankReady, first: RankReady) -> list[JobAction]:
         """The newcomer has built its model; ``first`` is what the cohort has agreed on."""
         if self._newcomers.get(report.rank) is not Newcomer.BUILDING:
-            return
+            return []
         reason = disagreement([first, report], None)
         if reason:
             self.departing[report.rank] = reason
-            return
+            return []
         self._membership.mark_ready(report.rank)
         self._newcomers[report.rank] = Newcomer.READY
+        host = self._membership[report.rank].host
+        detail = f"rank {report.rank} on {host} is ready: it takes part from the next commit on"
+        return [Record("newcomer_ready", Severity.INFO, detail, {"host": host, "rank": report.rank})]
 
     # ------------------------------------------------------------------------------------------------------ a handover
     def begin(self, now_s: float) -> None:
@@ -163,7 +168,7 @@ class Growth:
 def refusal(host: HostName, settings: Settings, known: Sequence[HostName], is_elastic: bool) -> str:
     """Why a host of this name may not join a run that trains, whatever it offers; empty when it may."""
     if not is_elastic:
-        return "the run has started without it, and join.elastic is false"
+        return NOT_ELASTIC
     if host in known:
         return f"host {host} has already joined this run"
     if settings.cadence.partition_ratios is not None:

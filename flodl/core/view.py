@@ -31,6 +31,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             for absence in core.startup.window.absences()
         ],
         "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
+        "ending": core.ending.status if core.ending.is_decided else None,
         "message": core.ending.message,
     }
     if training is not None:

@@ -65,6 +65,7 @@ def live(cohort: Cohort) -> tuple[int, ...]:
 def test_newcomer_gets_the_version_that_is_published_next_and_takes_part_in_the_round_behind_it() -> None:
     cohort = training()
     assert arrive(cohort) == [3]
+    assert cohort.records("newcomer_ready") == ["rank 3 on c is ready: it takes part from the next commit on"]
     assert cohort.sent(SpawnRanks)[-1].world_size == 4
     assert not any(isinstance(action, OpenSave) for action in cohort.actions)
     step(cohort)
@@ -323,6 +324,27 @@ def test_host_that_may_not_join_is_told_why(changes: dict[str, Any], host: str, 
     cohort.say(hello(host, devices), host)
     assert cohort.sent(StopHost) == [StopHost(reason, 0.0)]
     assert len(cohort.core.membership) == 3
+
+
+@pytest.mark.parametrize(
+    ("is_elastic", "reason"),
+    [
+        (True, "the run is staging and takes hosts in once it trains"),
+        (False, "the run has started without it, and join.elastic is false"),
+    ],
+)
+def test_host_that_comes_too_early_may_come_later_unless_the_world_only_shrinks(is_elastic: bool, reason: str) -> None:
+    cohort = Cohort(is_elastic=is_elastic)
+    assert cohort.core.refusal("c") == "host c is not in this run's roster (a, b)"
+    assert cohort.core.may_come_later("c") is is_elastic
+    cohort.join()
+    assert cohort.core.refusal("c") == reason
+    assert cohort.core.may_come_later("c") is is_elastic
+    assert not cohort.core.may_come_later("b")
+
+
+def test_nobody_may_come_later_to_a_run_that_trains() -> None:
+    assert not training().core.may_come_later("c")
 
 
 def test_host_that_comes_while_the_run_stops_is_refused() -> None:

@@ -57,6 +57,14 @@ def test_last_windows_suspects_and_losses_are_seen() -> None:
     assert view["ranks"][2]["reason"] == "connection lost: reset"
     assert view["losses"] == [{"host": "b", "rank": -1, "error": "connection lost: reset"}]
     assert view["hosts"][1]["state"] == "gone"
+    assert view["ending"] is None
+
+
+def test_how_a_run_ends_is_seen_before_it_has_ended() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    cohort.stop()
+    view = snapshot(cohort.core, 1.0)
+    assert (view["phase"], view["ending"]) == ("training", "stopped")
 
 
 def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
