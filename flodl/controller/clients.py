@@ -4,8 +4,22 @@ from typing import Final, assert_never
 
 from flodl.core.events import DrainAsked, JobEvent, StopAsked
 from flodl.core.job import JobCore
-from flodl.messages import Declined, DrainAccepted, DrainRequest, FromClient, StopAccepted, StopRequest, ToClient
+from flodl.launch.document import dump
+from flodl.launch.plan import RunSpec, guest_bootstrap
+from flodl.messages import (
+    AskBootstrap,
+    BootstrapGiven,
+    Declined,
+    DrainAccepted,
+    DrainRequest,
+    FromClient,
+    StopAccepted,
+    StopRequest,
+    ToClient,
+)
 from flodl.wire.handshake import is_host_name
+
+NO_NAME: Final = "that is no host's name"
 
 MAX_SOURCE_CHARS: Final = 100
 """Of a client's own name, which goes into the event log."""
@@ -14,8 +28,8 @@ MAX_SOURCE_CHARS: Final = 100
 class ClientDesk:
     """Asks the core what may be, and changes nothing itself: what the core shall hear is returned as an event."""
 
-    def __init__(self, core: JobCore) -> None:
-        self._core = core
+    def __init__(self, core: JobCore, spec: RunSpec) -> None:
+        self._core, self._spec = core, spec
 
     def answer(self, message: FromClient) -> tuple[ToClient, JobEvent | None]:
         """The reply, and the event that the core has to hear before it is sent, if any."""
@@ -24,11 +38,21 @@ class ClientDesk:
                 return StopAccepted(str(self._core.phase)), StopAsked(_shortened(source), abort, exit_code)
             case DrainRequest(host, source):
                 return self._drain(host, _shortened(source))
+            case AskBootstrap(host):
+                return self._introduce(host), None
             case _:
                 assert_never(message)
 
+    def _introduce(self, host: str) -> ToClient:
+        if not is_host_name(host):
+            return Declined(NO_NAME, is_early=False)
+        refusal = self._core.refusal(host)
+        if refusal:
+            return Declined(refusal, self._core.may_come_later(host))
+        return BootstrapGiven(dump(guest_bootstrap(self._spec, host)))
+
     def _drain(self, host: str, source: str) -> tuple[ToClient, JobEvent | None]:
-        refusal = self._core.drain_refusal(host) if is_host_name(host) else "that is no host's name"
+        refusal = self._core.drain_refusal(host) if is_host_name(host) else NO_NAME
         if refusal:
             return Declined(refusal, is_early=False), None
         return DrainAccepted(self._core.membership.on_host(host, self._core.membership.live)), DrainAsked(host, source)

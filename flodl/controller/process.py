@@ -127,7 +127,7 @@ class Controller:
             if spec.spawns_head
             else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
         )
-        self._desk = ClientDesk(self._core)
+        self._desk = ClientDesk(self._core, spec)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
 

@@ -10,6 +10,7 @@ A message whose first field is ``rank`` travels through the rank's daemon in bot
 from flodl.messages.controller import (
     AbortRound,
     Admitted,
+    BootstrapGiven,
     CloseRound,
     CloseWindow,
     Commit,
@@ -50,7 +51,7 @@ from flodl.messages.daemon import (
     ResultReady,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     ContributionWritten,
     EvalDone,
@@ -100,7 +101,9 @@ __all__ = [
     "AbortRound",
     "Admitted",
     "Answer",
+    "AskBootstrap",
     "Beat",
+    "BootstrapGiven",
     "CadenceSettings",
     "Challenge",
     "CheckpointSettings",

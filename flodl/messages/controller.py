@@ -284,6 +284,15 @@ class DrainAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class BootstrapGiven:
+    """The answer to AskBootstrap: ``document`` is a bootstrap as JSON, but for what only the other side knows: token,
+    addresses, devices, and the folder of its copy of the project.
+    """
+
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
 class Declined:
     """What a client asked for cannot be; ``reason`` is written for a person. ``is_early``: it can be later."""
 

@@ -41,6 +41,13 @@ class DrainRequest:
     source: str
 
 
+@dataclass(frozen=True, slots=True)
+class AskBootstrap:
+    """Somebody wants to serve the run on a machine that is to be called ``host``: what does a daemon there need?"""
+
+    host: HostName
+
+
 class GuardVerdict(StrEnum):
     """What a convergence guard says to a round's proposal: commit it, drop a growth, or cut the anchor instead."""
 

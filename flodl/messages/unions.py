@@ -5,6 +5,7 @@ from typing import TypeAlias
 from flodl.messages.controller import (
     AbortRound,
     Admitted,
+    BootstrapGiven,
     CloseRound,
     CloseWindow,
     Commit,
@@ -33,7 +34,7 @@ from flodl.messages.controller import (
 )
 from flodl.messages.daemon import Beat, HostHello, HostStopped, LogChunk, RankExited, ReduceSlice, ResultReady
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     ContributionWritten,
     EvalDone,
@@ -89,8 +90,8 @@ FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped |
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
-FromClient: TypeAlias = StopRequest | DrainRequest
-ToClient: TypeAlias = StopAccepted | DrainAccepted | Declined
+FromClient: TypeAlias = StopRequest | DrainRequest | AskBootstrap
+ToClient: TypeAlias = StopAccepted | DrainAccepted | BootstrapGiven | Declined
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
     Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient
