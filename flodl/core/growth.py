@@ -27,6 +27,8 @@ MAX_TRIES = 3
 
 NOT_ELASTIC = "the run has started without it, and join.elastic is false"
 
+DRAINED = "its host is drained"
+
 
 class Newcomer(StrEnum):
     """One rank's way into the cohort."""

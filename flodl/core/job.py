@@ -42,7 +42,7 @@ from flodl.core.events import (
     Ticked,
 )
 from flodl.core.finale import Finale
-from flodl.core.growth import NOT_ELASTIC, Growth, refusal, sent_away
+from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import ResumePoint, SaveReason
@@ -569,7 +569,7 @@ class JobCore:
         actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
         for rank in ranks:
             if rank in self.growth:
-                actions += self._send_away(rank, "its host is drained") + self._release_host(host, rank)
+                actions += self._send_away(rank, DRAINED) + self._release_host(host, rank)
         self.training.drain(rank for rank in ranks if rank in self.membership.live)
         return actions
 

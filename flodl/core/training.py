@@ -27,7 +27,7 @@ from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
 from flodl.core.election import Election
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
-from flodl.core.growth import Growth
+from flodl.core.growth import DRAINED, Growth
 from flodl.core.membership import Membership
 from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
@@ -465,7 +465,7 @@ class Training:
         named = ", ".join(map(str, ranks))
         detail = f"rank {named} left at version {self.version}; {len(self._membership.live)} ranks train on"
         note = Record("rank_left", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
-        leave = [self._to(rank, FinishRank(rank, "its host is drained")) for rank in ranks]
+        leave = [self._to(rank, FinishRank(rank, DRAINED)) for rank in ranks]
         return [note, *leave, *self._assign_evals(lost=ranks), *self._form(now_s)]
 
     def _offer(self, epochs: Sequence[int], now_s: float) -> list[JobAction]:
