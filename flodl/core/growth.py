@@ -50,6 +50,7 @@ class Growth:
         self._transfer = -1
         self._until_s: float | None = None
         self._is_handed_over = False
+        self._is_eager = False
 
     def __contains__(self, rank: RankId) -> bool:
         return rank in self._newcomers
@@ -68,6 +69,13 @@ class Growth:
     def awaits_version(self) -> bool:
         """True while the rank that was asked has not delivered."""
         return self.is_handing_over and not self._is_handed_over
+
+    def take_eagerness(self) -> bool:
+        """True once for each step of a newcomer that the end of the window would bring: it is ready, or it has come in
+        and has no work yet. Asked for again and again, a checkpoint under way would make window after window short.
+        """
+        is_eager, self._is_eager = self._is_eager, False
+        return is_eager
 
     def next_deadline_s(self) -> float | None:
         """When the round goes on without those that still load."""
@@ -100,6 +108,7 @@ class Growth:
             return []
         self._membership.mark_ready(report.rank)
         self._newcomers[report.rank] = Newcomer.READY
+        self._is_eager = True
         host = self._membership[report.rank].host
         detail = f"rank {report.rank} on {host} is ready: it takes part from the next commit on"
         return [Record("newcomer_ready", Severity.INFO, detail, {"host": host, "rank": report.rank})]
@@ -153,6 +162,7 @@ class Growth:
             return ()
         for rank in loaded:
             del self._newcomers[rank]
+        self._is_eager |= bool(loaded)
         self.fail()
         return loaded
 

@@ -184,7 +184,10 @@ class Training:
             self._stall(
                 f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
             )
-        return actions + self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
+        actions += self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
+        if not self._growth.take_eagerness():
+            return actions
+        return actions + self._close(self._round.ranks_to_close(now=True))  # a newcomer waits for the commit
 
     def next_deadline_s(self) -> float | None:
         """The earliest of the formation's, the save's, the newcomers', the retry's, the stall's and the guard's."""

@@ -49,6 +49,25 @@ def test_third_equal_rank_steps_soon_does_its_share_and_speeds_the_run_up(
     assert after / before >= LEAST_GAIN
 
 
+def test_long_windows_do_not_keep_a_newcomer_waiting(fdl: Fdl, tmp_path: Path, figures: Figures) -> None:
+    """Of 10 s: it would wait for the rest of one, and for the whole of the next."""
+    log = tmp_path / "log"
+    log.mkdir()
+    run = fdl.job(step_ms=100, anchor=100, min_anchor=100, size=80_000, epochs=10_000, log=log, note_steps=True)
+    run.wait_for_training(version=1)
+
+    fdl.join(run, "--devices", "cpu", "--host", "extra")
+    run.wait_for_event("rank_joined")
+    fdl.wait_until((log / "steps-2.log").exists, START_S, run.story)
+    fdl.wait_until((log / "steps-2.log").read_text, START_S, run.story)
+    assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    assert run.wait(END_S) == 143, run.story()
+
+    took_s = first_step_s(log, rank=2) - run.events("newcomer_ready")[0]["ts"] / 1e3
+    figures.update(stepping_s=took_s)
+    assert took_s <= STEP_S
+
+
 def first_step_s(log: Path, rank: int) -> float:
     """Wall time of the rank's first step; it notes the monotonic one, which is this machine's."""
     began_s = float((log / f"steps-{rank}.log").read_text().split()[0])

@@ -14,6 +14,7 @@ from flodl.messages import (
     Beat,
     CadenceSettings,
     CheckpointSettings,
+    CloseWindow,
     FormGroup,
     HostStopped,
     KillRank,
@@ -99,6 +100,32 @@ def test_run_that_grew_merges_every_sample_once(mode: Mode) -> None:
     assert {rank for rank, *_ in spans} == {0, 1, 2, 3, 4}  # type: ignore[misc]
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
+
+
+def test_window_ends_early_for_a_newcomer_that_is_ready_and_again_when_it_has_come_in() -> None:
+    cohort = training()
+    arrive(cohort)
+    assert [close.version for close in cohort.sent(CloseWindow)] == [0, 0, 0]
+    step(cohort)
+    assert live(cohort) == (0, 1, 2, 3)
+    assert [(close.rank, close.version) for close in cohort.sent(CloseWindow)[3:]] == [(0, 1), (1, 1), (2, 1)]
+    step(cohort)
+    step(cohort)
+    assert len(cohort.sent(CloseWindow)) == 6
+
+
+def test_newcomer_that_waits_for_a_checkpoint_under_way_shortens_one_window_only() -> None:
+    cohort = training(Mode.CPU_SYNC, checkpoint=CheckpointSettings("run", every=1), dataset_size=12, num_epochs=99)
+    cohort.held.add(SaveSettled)
+    step(cohort)
+    closed = len(cohort.sent(CloseWindow))
+    arrive(cohort)
+    assert {close.rank for close in cohort.sent(CloseWindow)[closed:]} == {0, 1, 2}
+    closed = len(cohort.sent(CloseWindow))
+    step(cohort)
+    step(cohort)
+    assert live(cohort) == (0, 1, 2)
+    assert len(cohort.sent(CloseWindow)) == closed
 
 
 def test_group_is_formed_anew_with_the_newcomer_while_the_others_train() -> None:
