@@ -82,3 +82,11 @@ def test_machine_that_may_not_join_is_told_why(training: Cohort, host: str, repl
 def test_machine_that_comes_too_early_is_told_so() -> None:
     reason = "the run is staging and takes hosts in once it trains"
     assert desk(Cohort().join()).answer(AskBootstrap("c")) == (Declined(reason, is_early=True), None)
+
+
+def test_machine_that_comes_to_a_closed_world_or_a_run_that_ends_is_told_so(training: Cohort) -> None:
+    closed = Cohort(is_elastic=False, dataset_size=4000).train_until(WindowDone)
+    reason = "the run has started without it, and join.elastic is false"
+    assert desk(closed).answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
+    training.stop()
+    assert desk(training).answer(AskBootstrap("c")) == (Declined("the run is ending", is_early=False), None)
