@@ -94,9 +94,9 @@ class Fdl:
         self.launched.append(run)
         return run
 
-    def join(self, run: "Launched", *arguments: object) -> "Joined":
-        """Start ``fdl join`` in the background, without a terminal."""
-        joined = Joined(self, run, arguments, len(self.joined))
+    def join(self, run: "Launched", *arguments: object, under: tuple[str, ...] = ()) -> "Joined":
+        """Start ``fdl join`` in the background, without a terminal. ``under`` as in ``launch``."""
+        joined = Joined(self, run, [*under, str(BIN / "fdl"), "join", *map(str, arguments)], len(self.joined))
         self.joined.append(joined)
         return joined
 
@@ -121,13 +121,13 @@ class Fdl:
 class Joined:
     """One ``fdl join`` and its host; ``run`` counts its processes among its own."""
 
-    def __init__(self, fdl: Fdl, run: "Launched", arguments: tuple[object, ...], number: int) -> None:
+    def __init__(self, fdl: Fdl, run: "Launched", command: list[str], number: int) -> None:
         stem = fdl.folder / f"join-{number}"
         self._fdl, self._run = fdl, run
         self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [str(BIN / "fdl"), "join", *map(str, arguments)],
+                command,
                 env={**fdl.env, LAUNCH_MARK: run.mark},
                 cwd=fdl.folder,
                 stdin=subprocess.DEVNULL,

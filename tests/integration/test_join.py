@@ -226,7 +226,7 @@ def test_host_with_another_training_is_sent_away_and_told_what_differs(fdl: Fdl,
     assert "host extra cannot take part: rank 1: rank 0 and rank 1 do not agree on: dataset_size (400 against 401)" in (
         guest.stderr
     )
-    assert [rank["state"] for rank in ranks(run).values()] == ["live", "dead"]
+    fdl.wait_until(lambda: [each["state"] for each in ranks(run).values()] == ["live", "dead"], START_S, guest.story)
     assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
     run.wait(END_S)
     run.wait_until_clean()

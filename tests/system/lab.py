@@ -151,12 +151,19 @@ class Lab:
         values = {"host": host.name, "ssh": ssh, "local_devices": ["cpu"] * ranks, "python": sys.executable}
         return {**values, "env": {"OMP_NUM_THREADS": "1"}, **changes}
 
-    def cluster(self, path: Path, workers: Sequence[Mapping[str, object]], port: int = 0, **changes: object) -> Path:
+    def cluster(
+        self,
+        path: Path,
+        workers: Sequence[Mapping[str, object]],
+        port: int = 0,
+        is_elastic: bool = False,
+        **changes: object,
+    ) -> Path:
         """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers.
 
-        A host that is lost stays away.
+        Unless ``is_elastic`` a host that is lost stays away, and nobody joins.
         """
-        controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": False}}
+        controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
         path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))
         return path
 
