@@ -36,6 +36,7 @@ from flodl.messages import (
     Admitted,
     Beat,
     CloseRound,
+    Commit,
     ContributionWritten,
     Device,
     Heard,
@@ -118,6 +119,8 @@ def test_words_for_a_rank_pass_through_and_for_a_stranger_go_nowhere() -> None:
     host = Host()
     assert host.hear(Admitted(5, 6, (4, 5))) == [SendRank(5, Admitted(5, 6, (4, 5)))]
     assert host.hear(Admitted(9, 6, (4, 5))) == []
+    assert host.hear(Commit(5, KEY)) == [SendRank(5, Commit(5, KEY))]
+    assert host.hear(Commit(9, KEY)) == []
     assert host.hear(Heard()) == []
 
 
