@@ -60,9 +60,9 @@ class LocalProtocolError(ProtocolError):
 
 
 class JoinRefused(FlodlError):
-    """A host or rank may not take part; the message names what differs."""
+    """A host may not take part, or a peer is not let in; the message names what differs."""
 
-    exit_code: ClassVar[int] = 5
+    exit_code: ClassVar[int] = 4
 
 
 class TooFewRanks(FlodlError):

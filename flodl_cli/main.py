@@ -14,6 +14,8 @@ import click
 COMMANDS: Final = {
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
+    "drain": "let a host leave a run at the next commit, without loss",
+    "join": "offer this machine's devices to a run, until it ends",
     "launch": "train a script on this machine or on a cluster",
     "status": "show a run's phase, hosts, ranks, rates and shares",
     "stop": "end a run in order, or at once",

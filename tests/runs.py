@@ -48,6 +48,7 @@ class Fdl:
     deadline_factor: float
     env: dict[str, str]
     launched: list["Launched"] = field(default_factory=list)
+    joined: list["Joined"] = field(default_factory=list)
 
     @property
     def home(self) -> Path:
@@ -76,17 +77,28 @@ class Fdl:
         )
 
     def launch(
-        self, *arguments: object, env: Mapping[str, str] | None = None, under: tuple[str, ...] = ()
+        self,
+        *arguments: object,
+        env: Mapping[str, str] | None = None,
+        under: tuple[str, ...] = (),
+        folder: Path | None = None,
     ) -> "Launched":
         """Start ``fdl launch`` with these arguments, in the background, without a terminal.
 
-        ``under``: a command that starts the one behind it, such as ``("setpriv", "--reuid", "65534")``.
+        ``under``: a command that starts the one behind it, such as ``("setpriv", "--reuid", "65534")``. ``folder``:
+        where; None means this object's.
         """
-        folder = self.folder / f"launch-{len(self.launched)}"
-        run = Launched(self, folder, [str(each) for each in arguments], under)
+        stem = self.folder / f"launch-{len(self.launched)}"
+        run = Launched(self, stem, [str(each) for each in arguments], under, folder or self.folder)
         run.start({**self.env, **(env or {})})
         self.launched.append(run)
         return run
+
+    def join(self, run: "Launched", *arguments: object, under: tuple[str, ...] = ()) -> "Joined":
+        """Start ``fdl join`` in the background, without a terminal. ``under`` as in ``launch``."""
+        joined = Joined(self, run, [*under, str(BIN / "fdl"), "join", *map(str, arguments)], len(self.joined))
+        self.joined.append(joined)
+        return joined
 
     def job(
         self,
@@ -106,12 +118,61 @@ class Fdl:
         return self.launch("--stop-timeout", 5, *options, script, *given, env=env, under=under)
 
 
+class Joined:
+    """One ``fdl join`` and its host; ``run`` counts its processes among its own."""
+
+    def __init__(self, fdl: Fdl, run: "Launched", command: list[str], number: int) -> None:
+        stem = fdl.folder / f"join-{number}"
+        self._fdl, self._run = fdl, run
+        self._out_path, self._err_path = stem.with_suffix(".out"), stem.with_suffix(".err")
+        with self._out_path.open("wb") as out, self._err_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                env={**fdl.env, LAUNCH_MARK: run.mark},
+                cwd=fdl.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+            )
+
+    @property
+    def stdout(self) -> str:
+        return self._out_path.read_text(errors="replace")
+
+    @property
+    def stderr(self) -> str:
+        return self._err_path.read_text(errors="replace")
+
+    def story(self) -> str:
+        return f"$ fdl join\n{self.stdout}\n{self.stderr}\n{self._run.story()}"
+
+    def wait(self, timeout_s: float = END_S) -> int:
+        """The exit code, once the command has ended."""
+        self._fdl.wait_until(lambda: self.process.poll() is not None, timeout_s, self.story)
+        return int(self.process.returncode)
+
+    def wait_for_text(self, text: str, timeout_s: float = START_S) -> None:
+        """Return once the command has said ``text``."""
+
+        def has_said() -> bool:
+            if text not in self.stdout + self.stderr and self.process.poll() is not None:
+                pytest.fail(f"it has ended without {text!r}\n{self.story()}")
+            return text in self.stdout + self.stderr
+
+        self._fdl.wait_until(has_said, timeout_s, lambda: f"{text!r}\n{self.story()}")
+
+    def daemon_pid(self) -> int:
+        """Of the daemon under its warden."""
+        (warden,) = psutil.Process(self.process.pid).children()
+        return int(warden.children()[0].pid)
+
+
 class Launched:
     """One ``fdl launch`` and its run."""
 
-    def __init__(self, fdl: Fdl, folder: Path, arguments: list[str], under: tuple[str, ...] = ()) -> None:
-        self._fdl, self._arguments, self._under = fdl, arguments, under
-        self.stdout_path, self.stderr_path = folder.with_suffix(".out"), folder.with_suffix(".err")
+    def __init__(self, fdl: Fdl, stem: Path, arguments: list[str], under: tuple[str, ...], folder: Path) -> None:
+        self._fdl, self._arguments, self._under, self._folder = fdl, arguments, under, folder
+        self.stdout_path, self.stderr_path = stem.with_suffix(".out"), stem.with_suffix(".err")
         self.process: subprocess.Popen[bytes] | None = None
         self._mark = f"{LAUNCH_MARK}={uuid.uuid4().hex}"
 
@@ -120,11 +181,16 @@ class Launched:
             self.process = subprocess.Popen(
                 [*self._under, str(BIN / "fdl"), "launch", *self._arguments],
                 env={**env, LAUNCH_MARK: self._mark.partition("=")[2]},
-                cwd=self._fdl.folder,
+                cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
             )
+
+    @property
+    def mark(self) -> str:
+        """What this launch carries in its environment."""
+        return self._mark.partition("=")[2]
 
     # -------------------------------------------------------------------------------------------------------- waiting
     def wait(self, timeout_s: float = START_S + END_S) -> int:
@@ -366,5 +432,8 @@ def fdl(tmp_path: Path, wait_until: WaitUntil, deadline_factor: float) -> Iterat
     }
     command = Fdl(tmp_path, wait_until, deadline_factor, env)
     yield command
+    for guest in command.joined:
+        guest.process.kill()
+        guest.process.wait(10)
     for run in command.launched:
         run.clear()

@@ -24,6 +24,7 @@ from flodl.core.host import HostCore, HostSettings
 from flodl.errors import ConfigError, HostUnreachable, PeerLost, ProtocolError
 from flodl.ids import RankId
 from flodl.launch.bootstrap import Bootstrap
+from flodl.launch.devices import offered
 from flodl.messages import Device, HostHello, LogChunk, StopHost, ToDaemon
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
@@ -33,7 +34,6 @@ from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Role
 from flodl_daemon.bulk import BulkLink
-from flodl_daemon.devices import offered
 from flodl_daemon.inbox import HostInbox
 from flodl_daemon.rank_process import RankProcess
 

@@ -17,6 +17,7 @@ from typing import Any, Final, assert_never
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
 from flodl.controller.bulk import BulkHub
+from flodl.controller.clients import ClientDesk
 from flodl.controller.head import HeadProcess, PromotedHead
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
@@ -42,9 +43,7 @@ from flodl.messages import (
     HostStopped,
     LogChunk,
     SendState,
-    StopAccepted,
     StopHost,
-    StopRequest,
     StopWanted,
     StoreRequest,
     ToDaemon,
@@ -130,6 +129,7 @@ class Controller:
             if spec.spawns_head
             else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
         )
+        self._desk = ClientDesk(self._core, spec)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
 
@@ -289,9 +289,10 @@ class Controller:
     async def _serve_client(self, stream: FramedStream) -> None:
         async with asyncio.timeout(FIRST_WORD_S):
             message = await stream.receive()
-        if isinstance(message, StopRequest):
-            stream.send(StopAccepted(str(self._core.phase)))
-            await self._driver.put(ev.StopAsked(message.source, message.abort, message.exit_code))
+        reply, event = self._desk.answer(message)  # type: ignore[arg-type]  # FromClient, by vocabulary
+        if event is not None:
+            await self._driver.put(event)
+        stream.send(reply)
 
     async def _on_bulk(self, peer: Peer, sock: socket.socket) -> None:
         """A bulk connection takes part once it has said the very hello of a host that has joined."""

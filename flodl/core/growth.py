@@ -25,6 +25,10 @@ LOAD_PATIENCE_S = 60.0
 MAX_TRIES = 3
 """Versions that a newcomer may fail to load in time before it is sent away."""
 
+NOT_ELASTIC = "the run has started without it, and join.elastic is false"
+
+DRAINED = "its host is drained"
+
 
 class Newcomer(StrEnum):
     """One rank's way into the cohort."""
@@ -46,6 +50,7 @@ class Growth:
         self._transfer = -1
         self._until_s: float | None = None
         self._is_handed_over = False
+        self._is_eager = False
 
     def __contains__(self, rank: RankId) -> bool:
         return rank in self._newcomers
@@ -64,6 +69,13 @@ class Growth:
     def awaits_version(self) -> bool:
         """True while the rank that was asked has not delivered."""
         return self.is_handing_over and not self._is_handed_over
+
+    def take_eagerness(self) -> bool:
+        """True once for each step of a newcomer that the end of the window would bring: it is ready, or it has come in
+        and has no work yet. Asked for again and again, a checkpoint under way would make window after window short.
+        """
+        is_eager, self._is_eager = self._is_eager, False
+        return is_eager
 
     def next_deadline_s(self) -> float | None:
         """When the round goes on without those that still load."""
@@ -86,16 +98,20 @@ class Growth:
         )
         return [note, SendHost(hello.host, SpawnRanks(len(self._membership), tuple(specs)))]
 
-    def report_ready(self, report: RankReady, first: RankReady) -> None:
+    def report_ready(self, report: RankReady, first: RankReady) -> list[JobAction]:
         """The newcomer has built its model; ``first`` is what the cohort has agreed on."""
         if self._newcomers.get(report.rank) is not Newcomer.BUILDING:
-            return
+            return []
         reason = disagreement([first, report], None)
         if reason:
             self.departing[report.rank] = reason
-            return
+            return []
         self._membership.mark_ready(report.rank)
         self._newcomers[report.rank] = Newcomer.READY
+        self._is_eager = True
+        host = self._membership[report.rank].host
+        detail = f"rank {report.rank} on {host} is ready: it takes part from the next commit on"
+        return [Record("newcomer_ready", Severity.INFO, detail, {"host": host, "rank": report.rank})]
 
     # ------------------------------------------------------------------------------------------------------ a handover
     def begin(self, now_s: float) -> None:
@@ -146,6 +162,7 @@ class Growth:
             return ()
         for rank in loaded:
             del self._newcomers[rank]
+        self._is_eager |= bool(loaded)
         self.fail()
         return loaded
 
@@ -163,7 +180,7 @@ class Growth:
 def refusal(host: HostName, settings: Settings, known: Sequence[HostName], is_elastic: bool) -> str:
     """Why a host of this name may not join a run that trains, whatever it offers; empty when it may."""
     if not is_elastic:
-        return "the run has started without it, and join.elastic is false"
+        return NOT_ELASTIC
     if host in known:
         return f"host {host} has already joined this run"
     if settings.cadence.partition_ratios is not None:

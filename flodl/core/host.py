@@ -47,6 +47,7 @@ from flodl.core.preemption import DAEMON
 from flodl.errors import InvariantViolation
 from flodl.ids import HostName, RankId, RoundKey
 from flodl.messages import (
+    Admitted,
     Beat,
     CloseRound,
     ContributionWritten,
@@ -97,7 +98,9 @@ class HostSettings:
 
 @dataclass(slots=True)
 class _LocalRank:
-    """``load`` waits for its state to land; ``loaded`` is the transfer that the rank has answered last."""
+    """``load`` waits for its state to land; ``loaded`` is the transfer that the rank has answered last. ``is_member``
+    from its admission on: only then may it write into the shared memory, and it has no state to load any more.
+    """
 
     spec: RankSpec
     heard_s: float
@@ -105,6 +108,7 @@ class _LocalRank:
     steps: int = 0
     rss_bytes: int = 0
     is_running: bool = True
+    is_member: bool = False
     is_finished: bool = False
     is_failing: bool = False
     ended_by_us: bool = False
@@ -225,6 +229,10 @@ class HostCore:
                 if rank in self._ranks and self._ranks[rank].is_running:
                     self._ranks[rank].load = message
                 return self._give_states()
+            case Admitted(rank):
+                if rank in self._ranks:
+                    self._ranks[rank].is_member = True
+                return [SendRank(rank, message)] if rank in self._ranks else []
             case StopHost(reason, grace_s):
                 return self._stop(reason, grace_s, 0, now_s)
             case Heard():
@@ -326,7 +334,8 @@ class HostCore:
     def _empty_inbox(self) -> list[HostAction]:
         """Once nobody is left here who could ask for what lies in it."""
         landed = self._landed
-        if landed is None or any(self._ranks[rank].loaded != landed.transfer for rank in self._running()):
+        joining = (self._ranks[rank] for rank in self._running() if not self._ranks[rank].is_member)
+        if landed is None or any(each.loaded != landed.transfer for each in joining):
             return []
         self._landed = None
         return [EmptyInbox(landed.transfer)]
@@ -344,8 +353,8 @@ class HostCore:
         current = self._round
         if current is None or current.is_reducing or len(current.written) < len(current.order.ranks):
             return []
-        strangers = (rank for rank in self._running() if rank not in current.order.ranks)
-        outsiders = [rank for rank in strangers if not self._ranks[rank].is_leaving]
+        strangers = (self._ranks[rank] for rank in self._running() if rank not in current.order.ranks)
+        outsiders = [each.spec.rank for each in strangers if each.is_member and not each.is_leaving]
         if outsiders:
             for rank in outsiders:
                 self._ranks[rank].ended_by_us = True

@@ -42,7 +42,7 @@ from flodl.core.events import (
     Ticked,
 )
 from flodl.core.finale import Finale
-from flodl.core.growth import Growth, refusal, sent_away
+from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
@@ -202,13 +202,20 @@ class JobCore:
         match self.phase:
             case Phase.WAITING:
                 return self.startup.window.stranger(host)
-            case Phase.STAGING | Phase.LOADING | Phase.FORMING:
+            case Phase.STAGING | Phase.LOADING | Phase.FORMING if self._settings.join.is_elastic:
                 return f"the run is {self.phase} and takes hosts in once it trains"
+            case Phase.STAGING | Phase.LOADING | Phase.FORMING:
+                return NOT_ELASTIC
             case Phase.TRAINING if self.training is not None and not self.training.is_stopping:
                 settings = self.startup.agreed.settings
                 return refusal(host, settings, tuple(self.hosts), self._settings.join.is_elastic)
             case _:
                 return "the run is ending"
+
+    def may_come_later(self, host: HostName) -> bool:
+        """Whether a host of this name, which may not come now, may once the run trains."""
+        is_early = self.phase in (Phase.WAITING, Phase.STAGING, Phase.LOADING, Phase.FORMING)
+        return is_early and self._settings.join.is_elastic and host not in self.hosts
 
     def check(self) -> None:
         """Raise InvariantViolation when any part contradicts itself."""
@@ -324,8 +331,7 @@ class JobCore:
             return [note, SendHost(host, Evict(rank, member.reason))]
         match message:
             case RankReady():
-                self._on_ready(message)
-                return []
+                return self._on_ready(message)
             case RankError():
                 if rank in self.growth:
                     return self._send_away(rank, message.error)
@@ -382,11 +388,11 @@ class JobCore:
             failure = Failure(end.KIND_REFUSED, host, message.rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
             return [SendHost(host, KillRank(message.rank, reason)), *self._lose((message.rank,), failure, now_s)]
 
-    def _on_ready(self, message: RankReady) -> None:
+    def _on_ready(self, message: RankReady) -> list[JobAction]:
         if message.rank in self.growth:
-            self.growth.report_ready(message, self.startup.agreed)
-        else:
-            self.startup.report_ready(message)
+            return self.growth.report_ready(message, self.startup.agreed)
+        self.startup.report_ready(message)
+        return []
 
     def _send_away(self, rank: RankId, reason: str) -> list[JobAction]:
         """A newcomer cannot take part; nobody else is touched. Its host leaves with its last rank."""
@@ -570,7 +576,7 @@ class JobCore:
         actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
         for rank in ranks:
             if rank in self.growth:
-                actions += self._send_away(rank, "its host is drained") + self._release_host(host, rank)
+                actions += self._send_away(rank, DRAINED) + self._release_host(host, rank)
         self.training.drain(rank for rank in ranks if rank in self.membership.live)
         return actions
 
@@ -579,7 +585,7 @@ class JobCore:
         if self.phase is not Phase.TRAINING:
             return f"the run is {self.phase}: a host is drained while it trains"
         if host not in self.hosts:
-            return f"host {host} is not in the run ({', '.join(self.hosts)})"
+            return f"host {host} is not in the run; there are: {', '.join(self.hosts)}"
         if host in self._drained:
             return f"host {host} is being drained already"
         left = [rank for rank in self.membership.live if self.membership[rank].host not in (host, *self._drained)]
@@ -587,6 +593,10 @@ class JobCore:
         if len(left) < least:
             return f"without {host} only {len(left)} rank(s) would be left, and the mode needs {least}: use fdl stop"
         return ""
+
+    def is_draining(self, host: HostName) -> bool:
+        """True from an accepted drain of ``host`` until it has left."""
+        return host in self._drained
 
     def _stop(self, exit_code: int, message: str, reason: SaveReason, now_s: float) -> list[JobAction]:
         self.ending.stop(exit_code, message)

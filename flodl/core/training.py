@@ -27,7 +27,7 @@ from flodl.core.callbacks import Callbacks
 from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
-from flodl.core.growth import Growth
+from flodl.core.growth import DRAINED, Growth
 from flodl.core.membership import Membership
 from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.core.records import EpochAccounts, LastWindow, last_windows
@@ -172,7 +172,10 @@ class Training:
             self._stall(
                 f"round {self._round.version + 1} did not finish within {self._stall_s:g} s; waiting for {missing}"
             )
-        return actions + self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
+        actions += self.cadence.tick(now_s) + self.saving.tick(now_s) + self._advance(now_s)
+        if not self._growth.take_eagerness():
+            return actions
+        return actions + self._close(self._round.ranks_to_close(now=True))  # a newcomer waits for the commit
 
     def next_deadline_s(self) -> float | None:
         """The earliest of the formation's, the save's, the newcomers', the retry's, the stall's and the guard's."""
@@ -439,7 +442,7 @@ class Training:
         named = ", ".join(map(str, ranks))
         detail = f"rank {named} left at version {self.version}; {len(self._membership.live)} ranks train on"
         note = Record("rank_left", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
-        leave = [self._to(rank, FinishRank(rank, "its host is drained")) for rank in ranks]
+        leave = [self._to(rank, FinishRank(rank, DRAINED)) for rank in ranks]
         return [note, *leave, *self._pass_on_calls(ranks), *self._form(now_s)]
 
     def _offer(self, epochs: Sequence[int], now_s: float) -> list[JobAction]:

@@ -31,6 +31,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             for absence in core.startup.window.absences()
         ],
         "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
+        "ending": core.ending.status if core.ending.is_decided else None,
         "message": core.ending.message,
     }
     if training is not None:
@@ -63,12 +64,13 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
     )
     found = []
     for name in names:
-        hello = core.startup.window.joined.get(name)
+        hello = core.hosts.get(name) or core.startup.window.joined.get(name)
         pulse = core.liveness.host_pulse(name)
+        state = str(pulse) if name in core.hosts and pulse is not None else "gone"
         found.append(
             {
                 "host": name,
-                "state": str(pulse) if name in core.hosts and pulse is not None else "gone",
+                "state": "draining" if state == Pulse.ALIVE and core.is_draining(name) else state,
                 "ranks": list(core.membership.on_host(name)),
                 "age_s": core.liveness.silence_s(name, now_s),
                 "address": "" if hello is None else hello.address,

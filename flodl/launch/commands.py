@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from flodl.launch.plan import HostPlan
 
-DAEMON_MODULES: Final = ("-P", "-m", "flodl_daemon.warden", "--")
+WARDEN: Final = ("-P", "-m", "flodl_daemon.warden")
+DAEMON: Final = ("-P", "-m", "flodl_daemon", "run", "--bootstrap-stdin")
 FOLDER_MISSING: Final = 91
 INTERPRETER_MISSING: Final = 92
 
@@ -28,9 +29,12 @@ _LOGIN_SHELL: Final = (
 )
 
 
-def daemon_argv(python: str) -> list[str]:
-    """The daemon under its warden, on this machine."""
-    return [python, *DAEMON_MODULES, python, "-P", "-m", "flodl_daemon", "run", "--bootstrap-stdin"]
+def daemon_argv(python: str, bound_grace_s: float | None = None) -> list[str]:
+    """The daemon under its warden, on this machine. With ``bound_grace_s`` it lives no longer than whoever holds the
+    other end of its standard input: it is told to end then, and killed so many seconds later.
+    """
+    bound = [] if bound_grace_s is None else ["--parent-fd", "0", "--grace", f"{bound_grace_s:g}"]
+    return [python, *WARDEN, *bound, "--", python, *DAEMON]
 
 
 def controller_argv(python: str, run_dir: str) -> list[str]:

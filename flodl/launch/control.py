@@ -1,4 +1,4 @@
-"""Speaks to a run's controller as a client: asks it to stop over the control protocol, reads its state over HTTP.
+"""Speaks to a run's controller as a client: asks it over the control protocol, reads its state over HTTP.
 
 Blocking sockets with a deadline each: a viewer has one question at a time and wants to start in milliseconds.
 """
@@ -12,12 +12,24 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from flodl import __version__
-from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
+from flodl.ids import HostName, RankId
+from flodl.launch.bootstrap import Bootstrap
+from flodl.launch.document import DocumentFault, load
 from flodl.launch.rundir import ControllerInfo, RunDir
-from flodl.messages import StopAccepted, StopRequest
-from flodl.wire.codec import decode, encode
-from flodl.wire.frames import PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
-from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_read_token
+from flodl.messages import (
+    AskBootstrap,
+    BootstrapGiven,
+    Declined,
+    DrainAccepted,
+    DrainRequest,
+    FromClient,
+    StopAccepted,
+    StopRequest,
+)
+from flodl.wire.codec import Vocabulary, decode, encode
+from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
+from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_read_token, is_host_name
 
 TIMEOUT_S: Final = 10.0
 FOLLOW_TIMEOUT_S: Final = 600.0
@@ -52,18 +64,27 @@ class ControllerClient:
 
         Raises:
             PeerLost: the controller cannot be reached or closed the connection.
-            RemoteProtocolError: it broke the protocol or refused us.
+            JoinRefused: it did not let us in.
+            RemoteProtocolError: it broke the protocol.
         """
-        try:
-            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
-                words = _Words(sock)
-                sock.sendall(PREAMBLE)
-                self._shake_hands(words)
-                words.send(StopRequest(source, abort, exit_code))
-                reply = words.receive(StopAccepted)
-        except (OSError, EOFError) as error:
-            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
-        return str(reply.phase)
+        return str(self._ask(StopRequest(source, abort, exit_code), StopAccepted).phase)
+
+    def drain(self, host: HostName, source: str) -> tuple[RankId, ...]:
+        """Ask that ``host`` leaves at the next commit.
+
+        Returns:
+            Its ranks that take part now.
+
+        Raises:
+            ConfigError: it may not leave; the message says why.
+            PeerLost: the controller cannot be reached or closed the connection.
+            JoinRefused: it did not let us in.
+            RemoteProtocolError: it broke the protocol.
+        """
+        reply = self._ask(DrainRequest(host, source), DrainAccepted | Declined)
+        if isinstance(reply, Declined):
+            raise ConfigError(f"host {host} cannot be drained: {reply.reason}")
+        return tuple(reply.ranks)
 
     def state(self) -> dict[str, Any]:
         """The run's snapshot, ``GET /state.json``.
@@ -93,6 +114,37 @@ class ControllerClient:
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
 
+    def ask_bootstrap(self, host: HostName) -> Bootstrap | Declined:
+        """Ask what a daemon needs on a machine that joins as ``host``.
+
+        Returns:
+            The bootstrap, without token, addresses and devices; or why the run cannot take the host in yet.
+
+        Raises:
+            JoinRefused: the run does not take it in; the message says why.
+            PeerLost: the controller cannot be reached or closed the connection.
+            RemoteProtocolError: it broke the protocol.
+        """
+        reply = self._ask(AskBootstrap(host), BootstrapGiven | Declined)
+        if isinstance(reply, BootstrapGiven):
+            return _read_bootstrap(reply.document)
+        if reply.is_early:
+            return Declined(reply.reason, True)
+        raise JoinRefused(f"controller {self._address}:{self._port} does not take host {host} in: {reply.reason}")
+
+    def _ask(self, request: FromClient, allowed: Vocabulary) -> Any:
+        """The controller's answer, one of ``allowed``."""
+        try:
+            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
+                words = _Words(sock)
+                sock.sendall(PREAMBLE)
+                self._shake_hands(words)
+                words.trust()
+                words.send(request)
+                return words.receive(allowed)
+        except (OSError, EOFError) as error:
+            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
+
     def _get(self, path: str, query: dict[str, str | int], timeout_s: float) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=TIMEOUT_S)
         target = f"{path}?{urlencode(query)}" if query else path
@@ -118,8 +170,18 @@ class ControllerClient:
             for word in to_send:
                 words.send(word)
             if handshake.refusal:
-                raise RemoteProtocolError(f"controller {self._address}:{self._port}: {handshake.refusal}")
+                raise JoinRefused(f"controller {self._address}:{self._port}: {handshake.refusal}")
             to_send = handshake.receive(words.receive(FromAccepting))
+
+
+def _read_bootstrap(document: str) -> Bootstrap:
+    try:
+        given = load(Bootstrap, document)
+    except DocumentFault as fault:
+        raise RemoteProtocolError(f"bootstrap: {fault}") from None
+    if not is_host_name(given.run_id):  # it names a file here
+        raise RemoteProtocolError("bootstrap: a run id that cannot be one")
+    return given
 
 
 class _Words:
@@ -132,6 +194,10 @@ class _Words:
 
     def send(self, message: Any) -> None:
         self._sock.sendall(frame(encode(message)))
+
+    def trust(self) -> None:
+        """The other side has proven itself: longer frames may come."""
+        self._payloads += self._decoder.raise_limit(FRAME_BYTES)
 
     def receive(self, allowed: Any) -> Any:
         while not self._payloads:

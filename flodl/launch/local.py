@@ -33,6 +33,11 @@ class LocalDaemon:
             return DaemonEnded(128 - code, f"ended by {signal.Signals(-code).name}")
         return DaemonEnded(code, f"ended with code {code}")
 
+    async def kill(self) -> None:
+        """End it at once; its warden clears what it leaves behind."""
+        self._kill_daemon()
+        await self.close()
+
     async def close(self) -> None:
         """Ask it to end, wait a moment, then end it; its warden clears what it leaves behind.
 
@@ -54,13 +59,16 @@ class LocalDaemon:
                 child.kill()
 
 
-async def start_local(host: HostPlan, bootstrap: Bootstrap, log_path: Path) -> LocalDaemon:
+async def start_local(
+    host: HostPlan, bootstrap: Bootstrap, log_path: Path, bound_grace_s: float | None = None
+) -> LocalDaemon:
     """Start the daemon of ``host`` here and hand it its bootstrap; returns once it has read it.
 
     Args:
         host: of kind ``local``.
         bootstrap: with the token and the controller's address.
         log_path: where the daemon's own output goes.
+        bound_grace_s: None lets it live on when this process dies; else it ends with us, within so many seconds.
 
     Raises:
         HostUnreachable: stage start: no such folder or interpreter, no flodl in it, or not ready in time.
@@ -68,7 +76,7 @@ async def start_local(host: HostPlan, bootstrap: Bootstrap, log_path: Path) -> L
     log = HostLog(log_path)
     _check(host, log)
     process = await asyncio.create_subprocess_exec(
-        *daemon_argv(host.python),
+        *daemon_argv(host.python, bound_grace_s),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,

@@ -87,7 +87,8 @@ class RunSpec:
     ``python``, ``cwd`` and ``script`` are the head's, on this machine. ``env`` is added for the head and for every
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
-    ``spawns_head`` is False where the head is the process that launched the run (auto-promotion).
+    ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``.
     """
 
     schema: int
@@ -108,6 +109,7 @@ class RunSpec:
     join: JoinPlan
     cluster_file: str = ""
     spawns_head: bool = True
+    project: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +174,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
+        project=project,
     )
 
 
@@ -194,6 +197,30 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[
         cwd="." if host.cwd.startswith("~") else host.cwd,
         env={**spec.env, **host.env},
         python="" if host.python.startswith("~") else host.python,
+        liveness=spec.liveness,
+        on_disconnect_s=spec.on_disconnect_s,
+        stop_timeout_s=spec.stop_timeout_s,
+    )
+
+
+def guest_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
+    """What a machine that joins by itself is told: ``cwd`` is relative to its copy of the project, and a script in the
+    project is named from there. Token, addresses and devices are its own to fill in. One that the roster knows gets
+    what the roster says of it.
+    """
+    project = spec.project or spec.cwd
+    below = _below(spec.cwd, project)
+    known = next((plan.env for plan in spec.hosts if plan.name == host), {})
+    return Bootstrap(
+        run_id=spec.run_id,
+        token="",
+        controllers=(),
+        host=host,
+        devices=(),
+        script=_translated(spec.script, project, "~", below),
+        cwd=below,
+        env={**spec.env, **known},
+        python="",
         liveness=spec.liveness,
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,

@@ -117,22 +117,7 @@ class RunDir:
         Raises:
             ConfigError: missing, readable by others, or not 64 hex digits.
         """
-        try:
-            descriptor = os.open(self.token_path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError as error:
-            raise ConfigError(f"{self.token_path}: {error.strerror}; the run's token cannot be read") from None
-        with open(descriptor, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode & 0o077
-            text = file.read(4 * TOKEN_BYTES).strip()
-        if mode:
-            raise ConfigError(f"{self.token_path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
-        try:
-            token = bytes.fromhex(text.decode("ascii"))
-        except ValueError:
-            token = b""
-        if len(token) != TOKEN_BYTES:
-            raise ConfigError(f"{self.token_path}: not a token (expected {2 * TOKEN_BYTES} hex digits)")
-        return token
+        return read_token_file(self.token_path)
 
     def controller(self) -> ControllerInfo | None:
         """Where the controller listens, None before it does."""
@@ -149,6 +134,30 @@ class RunDir:
         """Whether the controller that announced itself is still that very process."""
         info = self.controller()
         return info is not None and process_started(info.pid) == info.started
+
+
+def read_token_file(path: Path) -> bytes:
+    """The secret in a token file.
+
+    Raises:
+        ConfigError: missing, readable by others, or not 64 hex digits.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; the run's token cannot be read") from None
+    with open(descriptor, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o077
+        text = file.read(4 * TOKEN_BYTES).strip()
+    if mode:
+        raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
+    try:
+        token = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES:
+        raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits)")
+    return token
 
 
 def state_home() -> Path:

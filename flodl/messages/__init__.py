@@ -10,10 +10,13 @@ A message whose first field is ``rank`` travels through the rank's daemon in bot
 from flodl.messages.controller import (
     AbortRound,
     Admitted,
+    BootstrapGiven,
     CloseRound,
     CloseWindow,
     Commit,
+    Declined,
     DescribeSum,
+    DrainAccepted,
     EpochReport,
     EvalReport,
     Evict,
@@ -50,7 +53,7 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -103,7 +106,9 @@ __all__ = [
     "AbortRound",
     "Admitted",
     "Answer",
+    "AskBootstrap",
     "Beat",
+    "BootstrapGiven",
     "CadenceSettings",
     "CallbackDone",
     "CallbackKind",
@@ -114,8 +119,11 @@ __all__ = [
     "Commit",
     "ContributionWritten",
     "DaemonToRank",
+    "Declined",
     "DescribeSum",
     "Device",
+    "DrainAccepted",
+    "DrainRequest",
     "EpochReport",
     "EvalDone",
     "EvalReport",

@@ -283,3 +283,27 @@ class StopAccepted:
     """The controller has heard a StopRequest; ``phase`` is the run's phase then."""
 
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAccepted:
+    """The controller has heard a DrainRequest; these ranks leave at the next commit."""
+
+    ranks: tuple[RankId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapGiven:
+    """The answer to AskBootstrap: ``document`` is a bootstrap as JSON, but for what only the other side knows: token,
+    addresses, devices, and the folder of its copy of the project.
+    """
+
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """What a client asked for cannot be; ``reason`` is written for a person. ``is_early``: it can be later."""
+
+    reason: str
+    is_early: bool

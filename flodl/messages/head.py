@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from flodl.ids import Version
+from flodl.ids import HostName, Version
 from flodl.messages.settings import Settings
 
 
@@ -31,6 +31,21 @@ class StopRequest:
     source: str
     abort: bool
     exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainRequest:
+    """``host`` shall leave the run at the next commit, without loss. ``source`` says who asked."""
+
+    host: HostName
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskBootstrap:
+    """Somebody wants to serve the run on a machine that is to be called ``host``: what does a daemon there need?"""
+
+    host: HostName
 
 
 class GuardVerdict(StrEnum):

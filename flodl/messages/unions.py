@@ -5,10 +5,13 @@ from typing import TypeAlias
 from flodl.messages.controller import (
     AbortRound,
     Admitted,
+    BootstrapGiven,
     CloseRound,
     CloseWindow,
     Commit,
+    Declined,
     DescribeSum,
+    DrainAccepted,
     EpochReport,
     EvalReport,
     Evict,
@@ -41,7 +44,7 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -101,8 +104,8 @@ FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped |
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
-FromClient: TypeAlias = StopRequest
-ToClient: TypeAlias = StopAccepted
+FromClient: TypeAlias = StopRequest | DrainRequest | AskBootstrap
+ToClient: TypeAlias = StopAccepted | DrainAccepted | BootstrapGiven | Declined
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
     Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient

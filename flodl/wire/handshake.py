@@ -9,6 +9,9 @@ Invariants: the token and the proofs appear in no message text, error or ``repr`
 connection and never opens after a refusal; what a stranger chose is quoted only shortened and without control
 characters. Nonces are arguments: the caller draws them from ``secrets`` and uses each once.
 
+A client may leave the run's id empty: whoever was given a run's token and address need not know its name, and proves
+the token all the same. Daemons and heads name the run that they belong to.
+
 The fields of ``Hello`` are the same in every protocol version, so that two versions can tell each other apart.
 """
 
@@ -148,13 +151,14 @@ class ServerHandshake:
                 f"protocol version {hello.protocol} (flodl {_plain(hello.flodl_version)}), the controller has "
                 f"{PROTOCOL_VERSION} (flodl {self._flodl_version}): install flodl {self._flodl_version} on both sides"
             )
-        if hello.run_id != self._run_id:
+        is_by_token = hello.role == Role.CLIENT and not hello.run_id
+        if hello.run_id != self._run_id and not is_by_token:
             return f"run {_plain(hello.run_id)} is not served here: another run's controller listens at this address"
         if hello.role not in set(Role):
             return f"unknown role {_plain(hello.role)}, expected one of {', '.join(Role)}"
         if hello.channel not in set(Channel):
             return f"unknown channel {_plain(hello.channel)}, expected one of {', '.join(Channel)}"
-        if not _is_host_name(hello.host):
+        if not is_host_name(hello.host):
             return f"host name {_plain(hello.host)} cannot be used: 1 to {MAX_NAME_LENGTH} printable characters, no /"
         if len(hello.nonce) != NONCE_BYTES:
             return f"nonce of {len(hello.nonce)} bytes, expected {NONCE_BYTES}"
@@ -185,7 +189,7 @@ class ClientHandshake:
             LocalProtocolError: token or nonce of another length, or a host name that no server takes.
         """
         _check_secrets(token, nonce)
-        if not _is_host_name(peer.host):
+        if not is_host_name(peer.host):
             raise LocalProtocolError(f"handshake: host name {_plain(peer.host)} cannot be used")
         self._token = token
         self._channel_binding = channel_binding
@@ -279,7 +283,7 @@ def _check_waiting(state: HandshakeState) -> None:
         raise RemoteProtocolError(f"handshake: a word after it was {state}")
 
 
-def _is_host_name(host: str) -> bool:
+def is_host_name(host: str) -> bool:
     """Host names become file and record names, so what could leave a folder or break a line is refused."""
     return (
         1 <= len(host) <= MAX_NAME_LENGTH

@@ -161,7 +161,7 @@ class Lab:
     ) -> Path:
         """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers.
 
-        A host that is lost stays away, unless ``is_elastic``.
+        Unless ``is_elastic`` a host that is lost stays away, and nobody joins.
         """
         controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
         path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))

@@ -99,6 +99,77 @@ def test_status_tail_and_stop_from_another_shell(fdl: Fdl, hosts: Lab, cluster: 
     run.wait_until_clean()
 
 
+# ------------------------------------------------------------------------------------------------------- join and drain
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "run.token"
+    path.touch(0o600)
+    return path
+
+
+def test_machine_that_no_roster_knows_joins_by_address_and_token(
+    fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path, token: Path
+) -> None:
+    first, second = hosts.hosts
+    run = finite(fdl, hosts.cluster(tmp_path / "one.yml", [hosts.worker(first, 1)], is_elastic=True), log, epochs=5)
+    token.write_bytes((run.folder / "token").read_bytes())
+    address, port = run.address
+
+    there = ("ip", "netns", "exec", second.name)
+    guest = fdl.join(
+        run, f"{address}:{port}", "--token-file", token, "--devices", "cpu,cpu", "--host", "walker", under=there
+    )
+
+    guest.wait_for_text("rank 1 takes part")
+    guest.wait_for_text("rank 2 takes part")
+    assert "flodl_daemon" in " ".join(run.leftovers_on(second.namespace))
+    assert run.wait() == 0, run.story()
+    assert guest.wait() == 0, guest.story()
+    seen = witness_run(run.folder, log, size=1603, epochs=5)
+    assert (seen.faults, seen.samples, seen.ranks) == ([], 5 * 1603, [0, 1, 2])
+    run.wait_until_clean()
+
+
+def test_world_that_only_shrinks_lets_nobody_in(fdl: Fdl, hosts: Lab, tmp_path: Path, token: Path) -> None:
+    run = endless(fdl, hosts.cluster(tmp_path / "one.yml", [hosts.worker(hosts.hosts[0], 1)]))
+    token.write_bytes((run.folder / "token").read_bytes())
+    address, port = run.address
+
+    done = fdl.call("join", f"{address}:{port}", "--token-file", str(token), "--devices", "cpu", "--host", "walker")
+
+    assert done.returncode == 4
+    assert "host walker in: the run has started without it, and join.elastic is false" in done.stderr
+    assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    run.wait(END_S)
+    run.wait_until_clean()
+
+
+def test_drained_host_leaves_in_order_and_every_sample_is_merged_once(
+    fdl: Fdl, hosts: Lab, cluster: Path, log: Path
+) -> None:
+    run = finite(fdl, cluster, log)
+    first, second = hosts.hosts
+
+    done = fdl.call("drain", second.name, timeout_s=END_S)
+
+    assert (done.returncode, done.stderr) == (0, ""), run.story()
+    assert done.stdout.splitlines() == [
+        f"host {second.name} leaves run {run.run_id} (job) at the next commit, without loss: rank 1, 2",
+        f"host {second.name} has left; the run goes on",
+    ]
+    fdl.wait_until(lambda: not run.leftovers_on(second.namespace), CLEAN_S, run.story)
+    refused = fdl.call("drain", first.name)
+    assert refused.returncode == 2
+    assert f"without {first.name} only 0 rank(s) would be left" in refused.stderr
+    assert run.wait() == 0, run.story()
+    seen = witness_run(run.folder, log, size=1603, epochs=2, lost=[1, 2])
+    assert (seen.faults, seen.samples) == ([], 3206)
+    outcome = run.read("outcome.json")
+    assert outcome is not None
+    assert outcome["losses"] == []
+    run.wait_until_clean()
+
+
 # -------------------------------------------------------------------------------------------------------------- kill -9
 def test_killed_daemon_leaves_its_host_clean_and_the_others_go_on(
     fdl: Fdl, hosts: Lab, cluster: Path, log: Path

@@ -67,9 +67,13 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
         (["launch", "--plain", "train.py"], "--plain"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, launch"),
+        (["wibble"], "There are: checkpoint, config, drain, join, launch"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
+        (["join", "--devices", "cpu,,cpu"], "separated by commas"),
+        (["join", "--devices", ""], "expected all"),
+        (["join", "--host", "a/b"], "without blanks and slashes"),
+        (["join", "--token-file", "token"], "HOST:PORT"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:
@@ -93,6 +97,11 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["status", "nix"], 2, "no run 'nix'"),
         (["stop"], 2, "no run is live"),
         (["tail", "nix"], 2, "no run"),
+        (["drain", "here"], 2, "no run is live"),
+        (["join"], 2, "no run is live"),
+        (["join", "10.0.0.1:1337"], 2, "a controller elsewhere needs --token-file"),
+        (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the run's token cannot be read"),
+        (["join", "10.0.0.1:1337", "--token-file", "train.py"], 2, "readable by others"),
         (["config", "validate"], 2, "no fdl.cluster.yml"),
     ],
 )
@@ -148,7 +157,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "launch", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "drain", "join", "launch", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"

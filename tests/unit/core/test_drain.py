@@ -138,7 +138,7 @@ def test_evaluation_of_a_rank_that_leaves_is_another_ones() -> None:
 @pytest.mark.parametrize(
     ("host", "changes", "reason"),
     [
-        ("x", {}, "host x is not in the run (a, b)"),
+        ("x", {}, "host x is not in the run; there are: a, b"),
         (
             "b",
             {"mode": Mode.NCCL_CADENCE},

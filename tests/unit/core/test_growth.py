@@ -14,6 +14,7 @@ from flodl.messages import (
     Beat,
     CadenceSettings,
     CheckpointSettings,
+    CloseWindow,
     FormGroup,
     HostStopped,
     KillRank,
@@ -65,6 +66,7 @@ def live(cohort: Cohort) -> tuple[int, ...]:
 def test_newcomer_gets_the_version_that_is_published_next_and_takes_part_in_the_round_behind_it() -> None:
     cohort = training()
     assert arrive(cohort) == [3]
+    assert cohort.records("newcomer_ready") == ["rank 3 on c is ready: it takes part from the next commit on"]
     assert cohort.sent(SpawnRanks)[-1].world_size == 4
     assert not any(isinstance(action, OpenSave) for action in cohort.actions)
     step(cohort)
@@ -98,6 +100,32 @@ def test_run_that_grew_merges_every_sample_once(mode: Mode) -> None:
     assert {rank for rank, *_ in spans} == {0, 1, 2, 3, 4}  # type: ignore[misc]
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
+
+
+def test_window_ends_early_for_a_newcomer_that_is_ready_and_again_when_it_has_come_in() -> None:
+    cohort = training()
+    arrive(cohort)
+    assert [close.version for close in cohort.sent(CloseWindow)] == [0, 0, 0]
+    step(cohort)
+    assert live(cohort) == (0, 1, 2, 3)
+    assert [(close.rank, close.version) for close in cohort.sent(CloseWindow)[3:]] == [(0, 1), (1, 1), (2, 1)]
+    step(cohort)
+    step(cohort)
+    assert len(cohort.sent(CloseWindow)) == 6
+
+
+def test_newcomer_that_waits_for_a_checkpoint_under_way_shortens_one_window_only() -> None:
+    cohort = training(Mode.CPU_SYNC, checkpoint=CheckpointSettings("run", every=1), dataset_size=12, num_epochs=99)
+    cohort.held.add(SaveSettled)
+    step(cohort)
+    closed = len(cohort.sent(CloseWindow))
+    arrive(cohort)
+    assert {close.rank for close in cohort.sent(CloseWindow)[closed:]} == {0, 1, 2}
+    closed = len(cohort.sent(CloseWindow))
+    step(cohort)
+    step(cohort)
+    assert live(cohort) == (0, 1, 2)
+    assert len(cohort.sent(CloseWindow)) == closed
 
 
 def test_group_is_formed_anew_with_the_newcomer_while_the_others_train() -> None:
@@ -323,6 +351,27 @@ def test_host_that_may_not_join_is_told_why(changes: dict[str, Any], host: str, 
     cohort.say(hello(host, devices), host)
     assert cohort.sent(StopHost) == [StopHost(reason, 0.0)]
     assert len(cohort.core.membership) == 3
+
+
+@pytest.mark.parametrize(
+    ("is_elastic", "reason"),
+    [
+        (True, "the run is staging and takes hosts in once it trains"),
+        (False, "the run has started without it, and join.elastic is false"),
+    ],
+)
+def test_host_that_comes_too_early_may_come_later_unless_the_world_only_shrinks(is_elastic: bool, reason: str) -> None:
+    cohort = Cohort(is_elastic=is_elastic)
+    assert cohort.core.refusal("c") == "host c is not in this run's roster (a, b)"
+    assert cohort.core.may_come_later("c") is is_elastic
+    cohort.join()
+    assert cohort.core.refusal("c") == reason
+    assert cohort.core.may_come_later("c") is is_elastic
+    assert not cohort.core.may_come_later("b")
+
+
+def test_nobody_may_come_later_to_a_run_that_trains() -> None:
+    assert not training().core.may_come_later("c")
 
 
 def test_host_that_comes_while_the_run_stops_is_refused() -> None:

@@ -38,6 +38,7 @@ from flodl.messages import (
     Admitted,
     Beat,
     CloseRound,
+    Commit,
     ContributionWritten,
     Device,
     Heard,
@@ -122,6 +123,8 @@ def test_words_for_a_rank_pass_through_and_for_a_stranger_go_nowhere() -> None:
     host = Host()
     assert host.hear(Admitted(5, 6, (4, 5))) == [SendRank(5, Admitted(5, 6, (4, 5)))]
     assert host.hear(Admitted(9, 6, (4, 5))) == []
+    assert host.hear(Commit(5, KEY)) == [SendRank(5, Commit(5, KEY))]
+    assert host.hear(Commit(9, KEY)) == []
     assert host.hear(Heard()) == []
 
 
@@ -228,6 +231,15 @@ def test_inbox_is_emptied_when_every_rank_that_runs_has_loaded_what_lies_in_it()
     assert host.loaded(5) == [SendController(StateLoaded(5, 7, ""))]
 
 
+def test_inbox_is_not_kept_for_a_rank_that_came_before() -> None:
+    host = Host()
+    host.post(StateLanded(7))
+    assert host.loaded(4) == [SendController(StateLoaded(4, 7, ""))]
+    host.hear(Admitted(4, 6, (0, 4)))
+    host.post(StateLanded(8))
+    assert host.loaded(5, 8) == [SendController(StateLoaded(5, 8, "")), EmptyInbox(8)]
+
+
 def test_inbox_is_not_kept_for_a_rank_that_is_gone() -> None:
     host = Host()
     host.post(StateLanded(7))
@@ -295,6 +307,7 @@ def test_next_round_replaces_the_one_before() -> None:
 
 def test_rank_outside_the_round_is_killed_before_the_shared_memory_is_read() -> None:
     host = Host()
+    host.hear(Admitted(5, 6, (4, 5)))
     host.open(ranks=(4,))
     assert host.write(4) == [KillRankTree(5)]
     assert host.post(RankEnded(5, 0, 9)) == [
@@ -303,9 +316,17 @@ def test_rank_outside_the_round_is_killed_before_the_shared_memory_is_read() -> 
     ]
 
 
+def test_newcomer_that_still_builds_its_model_is_no_danger_to_the_shared_memory() -> None:
+    host = Host()
+    host.hear(Admitted(4, 6, (0, 4)))
+    host.open(ranks=(4,))
+    assert host.write(4) == [SendRank(4, ReduceSlice(4, KEY, 0, 1, (0,)))]
+
+
 @pytest.mark.parametrize("word", [RankFinished(5), RankError(5, "boom", "")])
 def test_rank_that_is_leaving_by_itself_is_not_killed_for_a_round(word: RankFinished | RankError) -> None:
     host = Host()
+    host.hear(Admitted(5, 6, (4, 5)))
     host.post(RankSaid(5, word))
     host.open(ranks=(4,))
     assert host.write(4) == [SendRank(4, ReduceSlice(4, KEY, 0, 1, (0,)))]

@@ -2,10 +2,10 @@
 
 import json
 
-from flodl.core.events import HostDropped, HostFailed
+from flodl.core.events import DrainAsked, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
 from flodl.messages import Beat, Mode, RankBeat, WindowDone
-from tests.unit.core.cohort import Cohort
+from tests.unit.core.cohort import Cohort, hello
 
 
 def test_run_that_waits_for_hosts_has_a_view() -> None:
@@ -63,3 +63,22 @@ def test_last_windows_suspects_and_losses_are_seen() -> None:
     assert view["ranks"][2]["reason"] == "connection lost: reset"
     assert view["losses"] == [{"host": "b", "rank": -1, "error": "connection lost: reset"}]
     assert view["hosts"][1]["state"] == "gone"
+    assert view["ending"] is None
+
+
+def test_how_a_run_ends_is_seen_before_it_has_ended() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    cohort.stop()
+    view = snapshot(cohort.core, 1.0)
+    assert (view["phase"], view["ending"]) == ("training", "stopped")
+
+
+def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    cohort.say(hello("c"), "c")
+    cohort.post(DrainAsked("a", "fdl drain"))
+    view = snapshot(cohort.core, 1.0)
+    assert [(host["host"], host["state"]) for host in view["hosts"]] == [
+        ("a", "draining"), ("b", "alive"), ("c", "alive"),
+    ]  # fmt: skip
+    assert (view["hosts"][2]["ranks"], view["hosts"][2]["cores"]) == ([3], 4)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from flodl.errors import ConfigError
+from flodl.launch.devices import offered
 from flodl.messages import Device
-from flodl_daemon.devices import offered, rank_environment
+from flodl_daemon.devices import rank_environment
 
 TWO = "0, GPU-aaaa1111, Big, 9.0, 100\\n1, GPU-aabb2222, Small, 8.0, 50\\n"
 FIRST = Device("cuda", 0, "GPU-aaaa1111", "Big")

@@ -6,13 +6,25 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
-from flodl.errors import PeerLost, RemoteProtocolError
+from flodl.config.builder import local_cluster
+from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.launch.control import ControllerClient
-from flodl.messages import StopAccepted, StopRequest
+from flodl.launch.document import dump
+from flodl.launch.plan import LaunchRequest, guest_bootstrap, plan
+from flodl.messages import (
+    AskBootstrap,
+    BootstrapGiven,
+    Declined,
+    DrainAccepted,
+    DrainRequest,
+    Message,
+    StopAccepted,
+    StopRequest,
+)
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
@@ -26,7 +38,8 @@ RUN_ID = "20261129-213045-ab12"
 @dataclass
 class Site:
     port: int
-    heard: list[StopRequest] = field(default_factory=list)
+    heard: list[Message] = field(default_factory=list)
+    reply: Message = StopAccepted("training")  # noqa: RUF009  # it is frozen
     requests: list[bytes] = field(default_factory=list)
     body: bytes = b'{"phase": "training"}'
     status: bytes = b"200 OK"
@@ -36,10 +49,8 @@ class Site:
 
     async def on_control(self, peer: Peer, stream: FramedStream) -> None:
         async with stream:
-            message = await stream.receive()
-            assert isinstance(message, StopRequest)
-            self.heard.append(message)
-            stream.send(StopAccepted("training"))
+            self.heard.append(await stream.receive())
+            stream.send(self.reply)
 
     async def on_bulk(self, peer: Peer, sock: socket.socket) -> None:
         sock.close()
@@ -83,11 +94,64 @@ def test_stop_is_said_over_the_control_protocol(site: Site, abort: bool) -> None
     assert site.heard == [StopRequest("fdl stop", abort, 143)]
 
 
+def test_drain_is_said_over_the_control_protocol(site: Site) -> None:
+    site.reply = DrainAccepted((1, 2))
+    assert site.client().drain("b", "fdl drain") == (1, 2)
+    assert site.heard == [DrainRequest("b", "fdl drain")]
+
+
+def test_drain_that_cannot_be_says_why(site: Site) -> None:
+    site.reply = Declined("it is the last one", is_early=False)
+    with pytest.raises(ConfigError, match=r"^host b cannot be drained: it is the last one$"):
+        site.client().drain("b", "fdl drain")
+
+
+GUEST = plan(local_cluster(1), LaunchRequest(RUN_ID, 0.0, ("t.py",), "/p", "python", frozenset({"localhost"})))
+
+
+def test_bootstrap_comes_whole_however_long_it_is_and_without_the_runs_name(site: Site) -> None:
+    given = replace(guest_bootstrap(GUEST, "c"), env={"LONG": "x" * 300_000})
+    site.reply = BootstrapGiven(dump(given))
+    assert site.client(run_id="").ask_bootstrap("c") == given
+    assert site.heard == [AskBootstrap("c")]
+
+
+def test_run_that_takes_the_host_in_later_says_so(site: Site) -> None:
+    site.reply = Declined("it is staging", is_early=True)
+    assert site.client().ask_bootstrap("c") == site.reply
+
+
+def test_run_that_does_not_take_the_host_in_says_why(site: Site) -> None:
+    site.reply = Declined("it is over", is_early=False)
+    with pytest.raises(JoinRefused, match=r"does not take host c in: it is over$") as caught:
+        site.client().ask_bootstrap("c")
+    assert caught.value.exit_code == 4
+
+
+@pytest.mark.parametrize("run_id", ["../../etc/x", "", "a\nb"])
+def test_bootstrap_with_a_run_id_that_names_no_file_is_refused(site: Site, run_id: str) -> None:
+    site.reply = BootstrapGiven(dump(replace(guest_bootstrap(GUEST, "c"), run_id=run_id)))
+    with pytest.raises(RemoteProtocolError, match="run id"):
+        site.client().ask_bootstrap("c")
+
+
+def test_bootstrap_that_is_none_is_refused(site: Site) -> None:
+    site.reply = BootstrapGiven("{}")
+    with pytest.raises(RemoteProtocolError, match="bootstrap: "):
+        site.client().ask_bootstrap("c")
+
+
+def test_answer_to_another_question_is_a_broken_protocol(site: Site) -> None:
+    with pytest.raises(RemoteProtocolError, match="StopAccepted"):
+        site.client().drain("b", "fdl drain")
+
+
 @pytest.mark.parametrize("change", [{"token": b"\x00" * 32}, {"run_id": "another"}])
 def test_another_runs_client_is_refused_and_told_why(site: Site, change: dict[str, object]) -> None:
-    with pytest.raises(RemoteProtocolError) as caught:
+    with pytest.raises(JoinRefused) as caught:
         site.client(**change).stop("x", abort=False, exit_code=143)  # type: ignore[arg-type]
     assert TOKEN.hex() not in str(caught.value)
+    assert caught.value.exit_code == 4
     assert site.heard == []
 
 

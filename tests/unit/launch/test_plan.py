@@ -7,7 +7,7 @@ from flodl.config.builder import local_cluster
 from flodl.errors import ConfigError
 from flodl.launch import document
 from flodl.launch.commands import openssh_command, remote_command
-from flodl.launch.plan import HostKind, LaunchRequest, RunSpec, bootstrap_for, describe, plan
+from flodl.launch.plan import HostKind, LaunchRequest, RunSpec, bootstrap_for, describe, guest_bootstrap, plan
 
 
 def request(*script: str, cwd: str = "/home/me/proj", name: str = "") -> LaunchRequest:
@@ -87,6 +87,31 @@ def test_home_relative_folder_is_left_to_the_other_side() -> None:
     assert (host.cwd, host.script) == ("~/proj", ("sub/t.py",))
     given = bootstrap_for(spec, host, "00", ("a:1",))
     assert (given.cwd, given.python) == (".", "")
+
+
+@pytest.mark.parametrize(
+    ("cwd", "script", "below", "named"),
+    [
+        ("/home/me/proj", "train.py", ".", "train.py"),
+        ("/home/me/proj/sub", "train.py", "sub", "train.py"),
+        ("/home/me/proj/sub", "/home/me/proj/sub/t.py", "sub", "t.py"),
+        ("/home/me/proj/sub", "/home/me/proj/t.py", "sub", "../t.py"),
+        ("/home/me/elsewhere", "/opt/t.py", ".", "/opt/t.py"),
+        ("/home/me/proj", "-m", ".", "-m"),
+    ],
+)
+def test_guest_finds_the_script_in_its_own_copy_of_the_project(cwd: str, script: str, below: str, named: str) -> None:
+    spec = plan(cluster(REMOTE, path="/home/me/proj"), request(script, "pkg", cwd=cwd))
+    given = guest_bootstrap(spec, "c")
+    assert (spec.project, given.cwd, given.script) == ("/home/me/proj", below, (named, "pkg"))
+    assert (given.token, given.controllers, given.devices, given.python) == ("", (), (), "")
+
+
+def test_guest_that_the_roster_knows_gets_its_environment() -> None:
+    worker = model.WorkerSpec(host="node-b", env={"A": "host"}, path="/srv")
+    spec = plan(cluster(worker).model_copy(update={"env": {"A": "cluster"}}), request())
+    assert guest_bootstrap(spec, "node-b").env["A"] == "host"
+    assert guest_bootstrap(spec, "node-c").env["A"] == "cluster"
 
 
 def test_arguments_survive_unchanged_into_the_bootstrap() -> None:

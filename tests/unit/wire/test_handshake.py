@@ -166,6 +166,32 @@ def test_a_recorded_join_is_refused_by_another_runs_controller_with_the_same_tok
     assert make_server(run_id="run-2").receive(hello) == [Refused(reason)]
 
 
+def test_client_need_not_know_the_runs_name():
+    client = make_client(run_id="", peer=replace(ALICE, role=Role.CLIENT))
+    server = make_server()
+
+    server.receive(answer_of(client, server))
+
+    assert server.done
+
+
+def test_client_without_a_name_still_proves_the_token():
+    client = make_client(run_id="", peer=replace(ALICE, role=Role.CLIENT), token=OTHER_TOKEN)
+    (hello,) = client.start()
+    (challenge,) = make_server().receive(hello)
+
+    assert client.receive(challenge) == [Refused(WRONG_SERVER)]
+
+
+@pytest.mark.parametrize("role", [Role.DAEMON, Role.HEAD])
+def test_member_says_which_run_it_belongs_to(role):
+    (hello,) = make_client(run_id="", peer=replace(ALICE, role=role)).start()
+
+    assert make_server().receive(hello) == [
+        Refused("run  is not served here: another run's controller listens at this address")
+    ]
+
+
 @pytest.mark.parametrize(
     "change",
     [

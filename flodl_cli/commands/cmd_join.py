@@ -1,0 +1,68 @@
+"""``fdl join``: this machine's devices for a run, as long as the command lives."""
+
+import os
+import socket
+from pathlib import Path
+from typing import Final
+
+import click
+
+from flodl.config.address import split_address
+from flodl.errors import ConfigError
+from flodl.launch import rundir
+from flodl.launch.join import JoinRequest, join
+from flodl.wire.handshake import is_host_name
+
+DEFAULT_PORT: Final = 1337
+
+
+@click.command("join", short_help="offer this machine's devices to a run")
+@click.argument("target", metavar="[RUN|HOST:PORT]", required=False)
+@click.option("--token-file", type=click.Path(path_type=Path), help="The run's token, copied from its directory.")
+@click.option("--devices", default="all", show_default=True, help="0,1 for GPUs; cpu,cpu for two CPU ranks; all.")
+@click.option("--host", default=None, metavar="NAME", help="The name in the run; default: this machine's.")
+@click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False),
+    help="The project's folder here; default: this folder, for a run of this machine the run's.",
+)
+def command(target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None) -> int:
+    """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
+
+    With --token-file, HOST:PORT is the controller's address. Without, RUN is a run of this machine: its id, its
+    beginning, or its name; default: the latest live one. This machine needs the same flodl and its own copy of the
+    project. Ctrl-C leaves in order.
+    """
+    words = tuple(word.strip() for word in devices.split(","))
+    if not all(words):
+        raise click.UsageError(f"--devices {devices!r}: expected all, GPU numbers or cpu, separated by commas")
+    name = socket.gethostname() if host is None else host
+    if not is_host_name(name):
+        raise click.UsageError(f"--host {name!r}: expected a name without blanks and slashes")
+    return join(_direct(target, token_file, words, name, path) if token_file else _local(target, words, name, path))
+
+
+def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:
+    if target is None:
+        raise click.UsageError("--token-file needs the controller's HOST:PORT")
+    address, port = split_address(target, DEFAULT_PORT)
+    token = rundir.read_token_file(token_file)
+    folder = rundir.state_home() / "joins"
+    return JoinRequest(
+        address, port, "", token, host, devices, os.path.abspath(path or "."), lambda run: folder / f"{run}-{host}.log"
+    )
+
+
+def _local(target: str | None, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:
+    try:
+        run = rundir.find(target, must_be_live=True)
+    except ConfigError as error:
+        hint = "\n  a controller elsewhere needs --token-file" if ":" in (target or "") else ""
+        raise ConfigError(f"{error}{hint}") from None
+    info = run.controller()
+    if info is None:
+        raise ConfigError(f"run {run.run_id} has not started yet")
+    asked = run.read_json("run.json") or {}
+    project = os.path.abspath(path or str(asked.get("project") or asked.get("cwd") or "."))
+    log = run.logs / f"daemon-{host}.log"
+    return JoinRequest(info.address, info.port, run.run_id, run.read_token(), host, devices, project, lambda _: log)
