@@ -19,6 +19,7 @@ class Actor:
         self.world = world
         self.is_alive = False
         self.paused_until_s = 0.0
+        self._waiting: list[Any] = []
         self._timer = 0
         self._events = 0
 
@@ -27,7 +28,7 @@ class Actor:
         if not self.is_alive:
             return
         if self.world.now_s < self.paused_until_s:
-            self.world.after(self.paused_until_s - self.world.now_s, lambda: self.post(event))
+            self._waiting.append(event)
             return
         actions = self.core.handle(event, self.world.now_s)
         self._events += 1
@@ -37,6 +38,19 @@ class Actor:
         for action in actions:
             self.execute(action)
         self.arm()
+
+    def freeze(self, for_s: float) -> None:
+        """SIGSTOP, and SIGCONT later: the driver tells the core, and all that came meanwhile is handled in order."""
+        if self.world.now_s >= self.paused_until_s:
+            self._waiting.append(ev.Stalled(for_s))
+        self.paused_until_s = max(self.paused_until_s, self.world.now_s + for_s)
+        self.world.at(self.paused_until_s, self._thaw)
+
+    def _thaw(self) -> None:
+        if self.world.now_s >= self.paused_until_s:
+            waiting, self._waiting = self._waiting, []
+            for event in waiting:
+                self.post(event)
 
     def execute(self, action: Any) -> None:
         raise NotImplementedError

@@ -54,7 +54,7 @@ class Rank(Actor):
         self.group: Group | None = None
         self.outbox: Model | None = None
         self._bad_losses = self._bad_packs = self._bad_digests = self._bad_saves = 0
-        world.after(world.random.uniform(0.5, 3.0), self._ready)
+        world.after(world.uniform(0.5, 3.0, self.name), self._ready)
 
     def say(self, message: RankToDaemon) -> None:
         message = wire(message, RankToDaemon)
@@ -80,7 +80,7 @@ class Rank(Actor):
     # ------------------------------------------------------------------------------------------------------- faults
     def pause(self, for_s: float) -> None:
         self.paused_until_s = max(self.paused_until_s, self.world.now_s + for_s)
-        self.world.after(self.paused_until_s - self.world.now_s, self.wake)
+        self.world.at(self.paused_until_s, self.wake)
 
     def change_speed(self, factor: float) -> None:
         self.speed_s *= factor
@@ -130,7 +130,7 @@ class Rank(Actor):
         if self.is_alive and not self.is_stepping and self.core.wants_step and self.world.now_s >= self.paused_until_s:
             self.is_stepping = True
             batch = self.batches.pop(0)
-            cost_s = self.speed_s * len(batch) * self.world.random.uniform(0.95, 1.05)
+            cost_s = self.speed_s * len(batch) * self.world.uniform(0.95, 1.05, self.name)
             started_s = self.world.now_s
             self.world.after(cost_s, lambda: self._step_done(batch, started_s))
 
@@ -138,7 +138,7 @@ class Rank(Actor):
         if not self.is_alive:
             return
         if self.world.now_s < self.paused_until_s:
-            self.world.after(self.paused_until_s - self.world.now_s, lambda: self._step_done(batch, started_s))
+            self.world.at(self.paused_until_s, lambda: self._step_done(batch, started_s))
             return
         self.is_stepping = False
         self.delta.update(batch)

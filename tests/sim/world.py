@@ -1,11 +1,12 @@
 """The whole system in one thread under a virtual clock: the real cores, the real codec, virtual ranks and wires.
 
-Coverage is read from the weights (``tests.sim.model``), not from bookkeeping. Every random choice comes from one
-seeded generator; nothing iterates over a set. ``check()`` of a core runs after each of its events.
+Coverage is read from the weights (``tests.sim.model``), not from bookkeeping. Every random choice comes from the seed,
+the moment and what is chosen, so that what befalls one host changes no delay of another one; nothing iterates over a
+set. ``check()`` of a core runs after each of its events.
 """
 
 import heapq
-import random
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -105,7 +106,6 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.random = random.Random(scenario.seed)
         self.now_s = 0.0
         self.trace: list[str] = []
         self.records: list[act.Record] = []
@@ -136,8 +136,18 @@ class World:
 
     # ---------------------------------------------------------------------------------------------------- the clock
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
+        self.at(self.now_s + delay_s, call)
+
+    def at(self, at_s: float, call: Callable[[], None]) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (self.now_s + delay_s, self._sequence, call))
+        heapq.heappush(self._heap, (at_s, self._sequence, call))
+
+    def draw(self, *what: object) -> float:
+        """A random number from 0 to 1 that depends on the seed, the moment and ``what``, and on nothing else."""
+        return zlib.crc32(f"{self.scenario.seed} {self.now_s!r} {what}".encode()) / 2**32
+
+    def uniform(self, least: float, most: float, *what: object) -> float:
+        return least + (most - least) * self.draw(*what)
 
     def at_round(self, number: int, delay_s: float, call: Callable[[], None]) -> None:
         """Call so long after the ``number``-th attempt at a round, counted from 0, has begun."""
@@ -152,9 +162,9 @@ class World:
 
     def send(self, source: str, target: str, call: Callable[[], None]) -> None:
         """Deliver in order on the link from ``source`` to ``target`` after a random delay."""
-        at_s = max(self.now_s + self.random.uniform(0.0001, 0.002), self._links.get((source, target), 0.0))
-        self._links[source, target] = at_s
-        self.after(at_s - self.now_s, call)
+        delay_s = self.uniform(0.0001, 0.002, source, target)
+        at_s = self._links[source, target] = max(self.now_s + delay_s, self._links.get((source, target), 0.0))
+        self.at(at_s, call)
 
     def reachable_in_s(self, host: str) -> float:
         """How long the host's network is still cut."""
@@ -280,9 +290,22 @@ class World:
 
     def stall_controller(self, for_s: float) -> None:
         self.fired["stall"] += 1
-        self.controller.stall(for_s)
+        self.controller.freeze(for_s)
+
+    def freeze_host(self, host: str, for_s: float) -> None:
+        """SIGSTOP to a daemon and all its ranks, and SIGCONT later."""
+        daemon = self.daemons[host]
+        if daemon.is_alive:
+            self.fired["freeze"] += 1
+            daemon.freeze(for_s)
+            for rank in daemon.ranks.values():
+                rank.pause(for_s)
 
     # ------------------------------------------------------------------------------------------------- the verdicts
+    def commits(self) -> list[dict[str, object]]:
+        """What was told of each commit."""
+        return [dict(record.fields) for record in self.records if record.event == "commit"]
+
     def assert_exact_coverage(self) -> None:
         """Every sample of every epoch exactly once in the final weights; all finished ranks hold them."""
         assert self.final is not None, self.where()
@@ -322,10 +345,6 @@ class Controller(Actor):
             ready = wire(HeadReady(scenario.settings, {}), FromHead)
             world.after(0.05, lambda: self.post(ev.HeadSaid(ready)))
         self.arm()
-
-    def stall(self, for_s: float) -> None:
-        self.paused_until_s = self.world.now_s + for_s
-        self.world.after(for_s, lambda: self.post(ev.Stalled(for_s)))
 
     def execute(self, action: act.JobAction) -> None:
         world = self.world
@@ -378,7 +397,7 @@ class Controller(Actor):
     def arrive(self, transfer: int, model: Model) -> None:
         """A whole state is there: what it holds must be what its meta file will say."""
         if transfer in self.saves:
-            self.world.after(self.world.random.uniform(0.001, 0.5), lambda: self._commit(transfer, model))
+            self.world.after(self.world.uniform(0.001, 0.5, "save"), lambda: self._commit(transfer, model))
 
     def _commit(self, transfer: int, model: Model) -> None:
         order, world = self.saves.pop(transfer, None), self.world
