@@ -17,6 +17,7 @@ class Group:
     def __init__(self, world: "World", incarnation: int, attempt: int, ranks: tuple[RankId, ...]) -> None:
         self.world, self.incarnation, self.attempt, self.ranks = world, incarnation, attempt, ranks
         self.joined: dict[RankId, Rank] = {}
+        self.settled: dict[RankId, None] = {}
         self.parts: dict[RoundKey, dict[RankId, Contribution]] = {}
         self.is_broken = False
 
@@ -24,14 +25,18 @@ class Group:
         self.joined[rank.rank] = rank
         if len(self.joined) < len(self.ranks):
             return
-        is_failing = self.world.failing_formations > 0
-        self.world.failing_formations -= is_failing
+        is_failing = self.world.bites(self.world.failing_formations)
         for number, each in self.joined.items():
             self._settle(each, "connection refused" if is_failing and number == self.ranks[-1] else "")
 
     def _settle(self, rank: "Rank", error: str) -> None:
         event = ev.GroupSettled(self.incarnation, self.attempt, error)
-        self.world.after(self._latency_s(rank, 0.005, 0.02), lambda: rank.post(event))
+
+        def settle() -> None:
+            self.settled[rank.rank] = None
+            rank.post(event)
+
+        self.world.after(self._latency_s(rank, 0.005, 0.02), settle)
 
     def reduce(self, rank: "Rank", key: RoundKey, part: Contribution) -> None:
         if self.is_broken:
@@ -41,8 +46,7 @@ class Group:
         parts[rank.rank] = part
         if len(parts) < len(self.ranks):
             return
-        is_failing = self.world.failing_reduces > 0
-        self.world.failing_reduces -= is_failing
+        is_failing = self.world.bites(self.world.failing_reduces)
         total = Sum(tuple(parts[number] for number in self.ranks))
         for each in self.joined.values():
             if is_failing:
