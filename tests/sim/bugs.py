@@ -9,15 +9,15 @@ import pytest
 from flodl.checkpoint import writer
 from flodl.checkpoint.bundle import MODEL_SUFFIX, BundleMeta
 from flodl.checkpoint.writer import BundleWriter, PartWriter
-from flodl.core.actions import Adopt, RankAction
-from flodl.core.events import SumReady
+from flodl.core.actions import Adopt, RankAction, SendUp
+from flodl.core.events import GroupSettled, SumReady
 from flodl.core.formation import Formation
 from flodl.core.host import HostCore, _OpenRound
 from flodl.core.pool import Pool
 from flodl.core.rank import RankCore, Stage
 from flodl.core.rounds import Round
 from flodl.ids import RankId, RoundKey, Span
-from flodl.messages import Reduced
+from flodl.messages import GroupFormed, Reduced
 
 
 def no_reclaim(patch: pytest.MonkeyPatch) -> None:
@@ -82,11 +82,15 @@ def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
         open_round = self._round
         return None if open_round is None or rank not in open_round.order.ranks else open_round
 
+    def on_group(self: RankCore, event: GroupSettled) -> list[RankAction]:
+        return [SendUp(GroupFormed(self.rank, event.incarnation, event.attempt, event.error))]
+
     def answer(self: Formation, rank: RankId, incarnation: int, attempt: int, error: str) -> None:
         original(self, rank, self.incarnation, self.attempt, error)
 
     original = Formation.answer
     patch.setattr(Formation, "answer", answer)
+    patch.setattr(RankCore, "_on_group", on_group)
     patch.setattr(RankCore, "_is_current", is_current)
     patch.setattr(Round, "reduce", reduce)
     patch.setattr(HostCore, "_current", current)

@@ -17,6 +17,7 @@ from flodl.checkpoint.reader import find
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.saving import HANDOVER_STEM
+from flodl.errors import CheckpointError
 from tests.sim.faults import Effect
 from tests.sim.model import Model
 
@@ -121,6 +122,10 @@ class Disk:
         newest = self.committed.get(stem, 0)
         assert point.position.version >= newest, f"version {newest} of {stem} was saved, and an older one is found"
         return point, Model(origin, Counter({(epoch, place): count for epoch, place, count in rows}), bits)
+
+    def words(self, error: CheckpointError) -> str:
+        """What is said of it, the same in every run."""
+        return str(error).replace(f"{self._folder.name}/", "")
 
     def _stem(self, stem: str) -> Stem:
         return Stem(Path(self._folder.name), "handover" if stem == HANDOVER_STEM else stem)

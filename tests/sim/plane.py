@@ -36,7 +36,7 @@ class Group:
             self.settled[rank.rank] = None
             rank.post(event)
 
-        self.world.after(self._latency_s(rank, 0.005, 0.02), settle)
+        self.world.after(self._latency_s(rank, 0.005, 0.3), settle)
 
     def reduce(self, rank: "Rank", key: RoundKey, part: Contribution) -> None:
         if self.is_broken:

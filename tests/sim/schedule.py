@@ -29,10 +29,12 @@ OF_GROUPS = ("reduce error", "formation error")
 OF_SAVES = ("bad save", "no space", "torn write", "torn save")
 MAX_RANKS = 16
 LAST_FAULT_S = 10.0
-LIMIT_S = 5000.0
-"""No wait is longer than 600 s."""
-ROUND_S = 0.03
-"""What an attempt at a round takes: faults inside one come this soon after its start."""
+LIMIT_S = 290.0
+"""No fault holds on for longer than 150 s. A run that only a limit ends, 300 s for a round or 600 s for a save, has
+lost something on the way.
+"""
+ROUND_S, HOPS = 0.03, 6
+"""What an attempt at a round takes, and messages one after another: faults inside one come so soon after its start."""
 COLLECTIVE_ALONE = "a collective mode needs two ranks"
 TOO_FEW = "too few ranks to go on"
 NOT_FORMED = "does not form"
@@ -88,7 +90,8 @@ def schedule_of(seed: int) -> Schedule:
         on_error=r.choice([OnError.STOP, OnError.SHRINK, OnError.SHRINK]),
         max_failure=r.choice([None, None, None, 2, 0.5]),
         checkpoint=CheckpointSettings("run", r.choice([0, 1, 1, 2])) if r.random() < 0.7 else CheckpointSettings(),
-        restores_hosts=r.random() < 0.7,
+        restores_hosts=r.random() < 0.9,
+        latency_s=r.choice([0.002, 0.02, 0.1]),
     )  # fmt: skip
     faults = tuple(_fault(r, rank_count, scenario) for _ in range(r.choice([0, 1, 2, 3, 4, 5, 6])))
     later = tuple(_fault(r, rank_count, scenario) for _ in range(r.choice([0, 0, 1, 2])))
@@ -124,7 +127,9 @@ def _fault(r: random.Random, rank_count: int, scenario: Scenario) -> Fault:
     if kind == "formation error" and r.random() < 0.7:
         at_s, number = 0.2, None  # later there is none, unless somebody is lost
     else:
-        at_s = round(r.uniform(0.2, LAST_FAULT_S) if number is None else r.uniform(0.0, ROUND_S), 4)
+        at_s = round(
+            r.uniform(0.2, LAST_FAULT_S) if number is None else r.uniform(0.0, ROUND_S + HOPS * scenario.latency_s), 4
+        )
     return Fault(at_s, number, kind, r.randrange(rank_count), r.choice(scenario.hosts).name, amount, r.randrange(1000))
 
 

@@ -66,7 +66,7 @@ class HostSpec:
 @dataclass(frozen=True)
 class Scenario:
     """One run to simulate. ``absent`` hosts never start; ``settings_of`` and ``fingerprint_of`` see rank by rank;
-    ``restores_hosts``: whoever is lost while the others train is brought up again.
+    ``restores_hosts``: whoever is lost while the others train is brought up again; a message takes up to ``latency_s``.
     """
 
     seed: int
@@ -90,6 +90,7 @@ class Scenario:
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     disk: Disk | None = None
     restores_hosts: bool = False
+    latency_s: float = 0.002
 
     @property
     def settings(self) -> Settings:
@@ -181,7 +182,7 @@ class World:
 
     def send(self, source: str, target: str, call: Callable[[], None]) -> None:
         """Deliver in order on the link from ``source`` to ``target`` after a random delay."""
-        delay_s = self.uniform(0.0001, 0.002, source, target)
+        delay_s = self.uniform(0.0001, self.scenario.latency_s, source, target)
         at_s = self._links[source, target] = max(self.now_s + delay_s, self._links.get((source, target), 0.0))
         self.at(at_s, call)
         if self._held and (source, target) in self._held:
@@ -456,7 +457,7 @@ class Controller(Actor):
             case act.RestoreHost(host):
                 if world.scenario.restores_hosts:
                     speeds = world.daemons[host].spec.speeds
-                    world.after(world.uniform(1, 6, host), lambda: world.join(host, speeds, "return"))
+                    world.after(world.uniform(0.5, 3, host), lambda: world.join(host, speeds, "return"))
             case act.Record():
                 world.note(action)
             case act.EndRun(outcome):
@@ -501,7 +502,7 @@ class Controller(Actor):
             _, writer = self.saves.pop(order.transfer, (None, None))
             if writer is not None:
                 self._on_disk(order, lambda: self.world.disk.drop(writer))
-            settled = ev.SaveSettled(order.transfer, "", str(error))
+            settled = ev.SaveSettled(order.transfer, "", self.world.disk.words(error))
             self.world.after(0.001, lambda: self.post(settled))
             return False
         except Crash:
@@ -513,7 +514,7 @@ class Controller(Actor):
         try:
             point, self.opened = self.world.disk.read(stem)
         except CheckpointError as error:
-            return ev.BundleRead(stem, None, str(error))
+            return ev.BundleRead(stem, None, self.world.disk.words(error))
         return ev.BundleRead(f"{stem}.fdl", point, "")
 
 
