@@ -68,10 +68,11 @@ STAGES = (
     Stage(
         "long properties",
         "[1/9] 3, 8; [2/9] 3, 5, 7: many examples and seeds of invariants, exact coverage, the cadence's promises, the "
-        "float64 oracle (test_averaging_props) and flipped bits (sim)",
+        "float64 oracle (test_averaging_props) and flipped bits (sim); [3/9] 1: random faults, each kind counted, and "
+        "planted bugs found; 3, 4: stopped hosts and controllers (sim)",
         _pytest("-n", "2", "-m", "", "--timeout", "1800", "tests/property", "tests/sim"),
         limit_s=7200,
-        env={"HYPOTHESIS_PROFILE": "verify", "FLODL_TEST_TIME_FACTOR": "20"},
+        env={"HYPOTHESIS_PROFILE": "verify", "FLODL_TEST_TIME_FACTOR": "20", "FLODL_FIGURES": "1"},
     ),
     Stage(
         "local runs",

@@ -87,9 +87,21 @@ def figures(request: pytest.FixtureRequest) -> Figures:
     return measured
 
 
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A process of pytest-xdist hands its figures over."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["figures"] = session.config.stash.get(_FIGURES, {})
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of pytest-xdist's processes has ended."""
+    node.config.stash.setdefault(_FIGURES, {}).update(getattr(node, "workeroutput", {}).get("figures", {}))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """The figures of all tests, behind everything else."""
-    if os.environ.get("FLODL_FIGURES"):
+    if os.environ.get("FLODL_FIGURES") and not hasattr(config, "workeroutput"):
         print(json.dumps(config.stash.get(_FIGURES, {})))
 
 

@@ -1,16 +1,23 @@
 """Bugs planted by patch, one at a time, to see that the simulation finds them."""
 
+import os
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from flodl.core.actions import Adopt, RankAction
-from flodl.core.events import SumReady
+from flodl.checkpoint import writer
+from flodl.checkpoint.bundle import MODEL_SUFFIX, BundleMeta
+from flodl.checkpoint.writer import BundleWriter, PartWriter
+from flodl.core.actions import Adopt, RankAction, SendUp
+from flodl.core.events import GroupSettled, SumReady
+from flodl.core.formation import Formation
+from flodl.core.host import HostCore, _OpenRound
 from flodl.core.pool import Pool
 from flodl.core.rank import RankCore, Stage
 from flodl.core.rounds import Round
 from flodl.ids import RankId, RoundKey, Span
-from flodl.messages import Reduced
+from flodl.messages import GroupFormed, Reduced
 
 
 def no_reclaim(patch: pytest.MonkeyPatch) -> None:
@@ -59,8 +66,8 @@ def double_merge(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Pool, "merge", twice)
 
 
-def stale_key_accepted(patch: pytest.MonkeyPatch) -> None:
-    """Keys are not compared: what belongs to an aborted attempt counts for the current one."""
+def stale_incarnation_accepted(patch: pytest.MonkeyPatch) -> None:
+    """Keys are not compared: what belongs to an earlier incarnation or attempt counts for the current one."""
 
     def is_current(self: RankCore, key: RoundKey) -> bool:
         return self._round is not None
@@ -71,8 +78,51 @@ def stale_key_accepted(patch: pytest.MonkeyPatch) -> None:
         self._reduced[report.rank] = report
         return True
 
+    def current(self: HostCore, rank: RankId, key: RoundKey) -> _OpenRound | None:
+        open_round = self._round
+        return None if open_round is None or rank not in open_round.order.ranks else open_round
+
+    def on_group(self: RankCore, event: GroupSettled) -> list[RankAction]:
+        return [SendUp(GroupFormed(self.rank, event.incarnation, event.attempt, event.error))]
+
+    def answer(self: Formation, rank: RankId, incarnation: int, attempt: int, error: str) -> None:
+        original(self, rank, self.incarnation, self.attempt, error)
+
+    original = Formation.answer
+    patch.setattr(Formation, "answer", answer)
+    patch.setattr(RankCore, "_on_group", on_group)
     patch.setattr(RankCore, "_is_current", is_current)
     patch.setattr(Round, "reduce", reduce)
+    patch.setattr(HostCore, "_current", current)
+
+
+def meta_before_payload(patch: pytest.MonkeyPatch) -> None:
+    """The meta file is renamed into place while the parts that it names are still being written."""
+    write, commit = PartWriter.write, BundleWriter.commit
+    late: list[bytes] = []
+
+    def write_later(self: PartWriter, data: bytes) -> None:
+        self._digest.update(data)
+        self.size_bytes += len(data)
+        late.append(data)
+
+    def commit_first(self: BundleWriter, *arguments: Any) -> BundleMeta:
+        patch.setattr(PartWriter, "write", write)
+        try:
+            meta = commit(self, *arguments)
+            fd = writer.os.open(self._stem.plain(MODEL_SUFFIX), os.O_WRONLY)
+            try:
+                for data in late:
+                    writer.os.write(fd, data)
+            finally:
+                os.close(fd)
+        finally:
+            late.clear()
+            patch.setattr(PartWriter, "write", write_later)
+        return meta
+
+    patch.setattr(PartWriter, "write", write_later)
+    patch.setattr(BundleWriter, "commit", commit_first)
 
 
 PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
@@ -81,6 +131,7 @@ PLANTED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         no_reclaim,
         adopt_before_commit,
         double_merge,
-        stale_key_accepted,
+        stale_incarnation_accepted,
+        meta_before_payload,
     )
 }

@@ -14,26 +14,31 @@ Batch: TypeAlias = tuple[Sample, ...]
 
 
 class Model:
-    """Immutable by agreement. ``digest`` depends on no interpreter's hash seed: hashes of numbers do not."""
+    """Immutable by agreement. ``bits`` tell apart what was summed in another order, with other weights or in other
+    rounds, as they do in floating point; they depend on no interpreter's hash seed: hashes of numbers do not.
+    """
 
-    def __init__(self, origin: str, samples: Counter[Sample] | None = None, mark: int = 0) -> None:
+    def __init__(self, origin: str, samples: Counter[Sample] | None = None, bits: int = 0) -> None:
         self.origin = origin
         self.samples: Counter[Sample] = Counter() if samples is None else samples
-        self._mark = mark
+        self.bits = bits
 
     @property
     def digest(self) -> str:
-        return f"{self.origin}/{self._mark:x}"
+        return f"{self.origin}/{self.bits:x}"
 
-    def plus(self, deltas: Iterable[Counter[Sample]]) -> "Model":
-        samples, mark = self.samples.copy(), self._mark
-        for delta in deltas:
-            samples.update(delta)
-            mark += sum(hash(sample) * count for sample, count in delta.items())
-        return Model(self.origin, samples, mark)
+    def plus(self, parts: "Iterable[Contribution]") -> "Model":
+        samples, bits = self.samples.copy(), self.bits
+        for part in parts:
+            samples.update(part.delta)
+            mark = sum(hash(sample) * count for sample, count in part.delta.items())
+            bits = hash((bits, part.weight, mark))
+        return Model(self.origin, samples, bits)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Model) and (self.origin, self.samples) == (other.origin, other.samples)
+        if not isinstance(other, Model):
+            return False
+        return (self.origin, self.bits, self.samples) == (other.origin, other.bits, other.samples)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -69,7 +74,7 @@ def merge(parts: Sequence[Contribution]) -> Model | None:
     base = used[0].base
     if any(part.base is not base and part.base != base for part in used):
         return None
-    return base.plus(part.delta for part in used)
+    return base.plus(used)
 
 
 def cut(grant: Grant, batch_size: int, merge_single_tail: bool) -> list[Batch]:

@@ -10,6 +10,7 @@ from flodl.core.rank import RankCore
 from flodl.ids import RankId, RoundKey
 from flodl.messages import Layout, RankAlive, RankError, RankHello, RankReady, RankSpec, RankToDaemon
 from tests.sim.actor import Actor, wire
+from tests.sim.faults import Effect
 from tests.sim.model import Batch, Contribution, Model, Sample, Sum, cut
 from tests.sim.plane import Group
 
@@ -53,8 +54,12 @@ class Rank(Actor):
         self.window_loss = 0.0
         self.group: Group | None = None
         self.outbox: Model | None = None
-        self._bad_losses = self._bad_packs = self._bad_digests = self._bad_saves = 0
-        world.after(world.random.uniform(0.5, 3.0), self._ready)
+        self.bad_losses: list[Effect] = []
+        self.bad_packs: list[Effect] = []
+        self.bad_digests: list[Effect] = []
+        self.bad_saves: list[Effect] = []
+        self._slowing: Effect | None = None
+        world.after(world.uniform(0.5, 3.0, self.name), self._ready)
 
     def say(self, message: RankToDaemon) -> None:
         message = wire(message, RankToDaemon)
@@ -75,21 +80,19 @@ class Rank(Actor):
             return
         if self.world.now_s >= self.paused_until_s:
             self.say(RankAlive(self.rank, self.core.steps_total))
+        else:
+            self.bite_of_freeze()
         self.world.after(1.0, self._beat)
 
     # ------------------------------------------------------------------------------------------------------- faults
-    def pause(self, for_s: float) -> None:
+    def pause(self, for_s: float, effect: Effect | None = None) -> None:
+        self.freezing = effect or self.freezing
         self.paused_until_s = max(self.paused_until_s, self.world.now_s + for_s)
-        self.world.after(self.paused_until_s - self.world.now_s, self.wake)
+        self.world.at(self.paused_until_s, self.wake)
 
-    def change_speed(self, factor: float) -> None:
+    def change_speed(self, factor: float, effect: Effect) -> None:
         self.speed_s *= factor
-
-    def poison(self, losses: int = 0, packs: int = 0, digests: int = 0, saves: int = 0) -> None:
-        self._bad_losses += losses
-        self._bad_saves += saves
-        self._bad_packs += packs
-        self._bad_digests += digests
+        self._slowing = effect
 
     def raise_error(self, error: str) -> None:
         """The script's own exception: said, then the process ends."""
@@ -99,6 +102,9 @@ class Rank(Actor):
     def kill(self) -> None:
         if not self.is_unkillable:
             self.die(0, 9)
+
+    def crash(self) -> None:
+        self.die(0, 9)
 
     def die(self, code: int, signal: int) -> None:
         """The process ends; the daemon reports it after everything the rank said."""
@@ -129,8 +135,10 @@ class Rank(Actor):
     def _maybe_step(self) -> None:
         if self.is_alive and not self.is_stepping and self.core.wants_step and self.world.now_s >= self.paused_until_s:
             self.is_stepping = True
+            if self._slowing is not None:
+                self._slowing.bite()
             batch = self.batches.pop(0)
-            cost_s = self.speed_s * len(batch) * self.world.random.uniform(0.95, 1.05)
+            cost_s = self.speed_s * len(batch) * self.world.uniform(0.95, 1.05, self.name)
             started_s = self.world.now_s
             self.world.after(cost_s, lambda: self._step_done(batch, started_s))
 
@@ -138,7 +146,7 @@ class Rank(Actor):
         if not self.is_alive:
             return
         if self.world.now_s < self.paused_until_s:
-            self.world.after(self.paused_until_s - self.world.now_s, lambda: self._step_done(batch, started_s))
+            self.world.at(self.paused_until_s, lambda: self._step_done(batch, started_s))
             return
         self.is_stepping = False
         self.delta.update(batch)
@@ -154,8 +162,7 @@ class Rank(Actor):
                 self.batches += cut(grant, self.settings.batch_size, self.world.scenario.merge_single_tail)
             case act.AccountWindow():
                 loss, self.window_loss = self.window_loss, 0.0
-                is_finite = self._bad_losses == 0
-                self._bad_losses -= not is_finite
+                is_finite = not self.world.bites(self.bad_losses)
                 self.is_sick |= not is_finite
                 scalars = {"seen": (loss, 1)}
                 accounted = (
@@ -178,6 +185,7 @@ class Rank(Actor):
             case act.ReduceCollective(key):
                 assert self.group is not None
                 assert self.part is not None
+                assert self.rank in self.group.settled, f"rank {self.rank} reduces over a group that does not stand"
                 self.group.reduce(self, key, self.part)
             case act.SumSlice(key, _, _, slots):
                 self.daemon.result = Sum(tuple(self.daemon.slots[slot] for slot in slots))
@@ -217,8 +225,7 @@ class Rank(Actor):
             self._later(0.01, ev.StateTaken(action.transfer, ""))
             return
         self.outbox = self.model
-        error = "no room in the outbox" if action.whole and self._bad_saves else ""
-        self._bad_saves -= bool(error)
+        error = "no room in the outbox" if action.whole and self.world.bites(self.bad_saves) else ""
         self._later(0.01, ev.StateWritten(action.transfer, 100, error))
 
     def _later(self, delay_s: float, event: Any) -> None:
@@ -234,8 +241,7 @@ class Rank(Actor):
     def _keep(self, is_untouched: bool) -> None:
         """What an asynchronous rank gives, whole or not: the round looks at nothing else. A consensus is finite."""
         has_center = self.core.version >= 0
-        self.is_kept_finite = self._bad_packs == 0 or (is_untouched and has_center)
-        self._bad_packs -= not self.is_kept_finite
+        self.is_kept_finite = (is_untouched and has_center) or not self.world.bites(self.bad_packs)
         self.is_sick |= has_center and not self.is_kept_finite
         self.kept, self.delta = self.delta, Counter()
 
@@ -245,24 +251,31 @@ class Rank(Actor):
         They stay so until the rank adopts others: an attempt that is repeated finds what the one before found.
         """
         is_async = self.settings.cadence.mode.is_async
-        if weight and self._bad_packs and not self.is_broken and not is_async:
-            self._bad_packs, self.is_broken = self._bad_packs - 1, True
+        if weight and not self.is_broken and not is_async:
+            self.is_broken = self.world.bites(self.bad_packs)
         is_finite = weight == 0 or (self.is_kept_finite if is_async else not self.is_broken)
         self.is_sick |= not is_finite
         weight = weight if is_finite else 0.0
         self.side = None
         given = self.kept if is_async else self.delta
-        self.part = Contribution(weight, self.model, Counter(given) if weight else Counter())
-        if not self.settings.cadence.mode.is_collective:
-            self.daemon.slots[self.slot] = self.part
-        self._later(0.001, ev.Packed(key, is_finite))
+        self.part = part = Contribution(weight, self.model, Counter(given) if weight else Counter())
+
+        def write() -> None:
+            if self.world.now_s < self.paused_until_s:  # stopped in the middle of it
+                self.world.at(self.paused_until_s, write)
+            elif self.is_alive:
+                self.daemon.slots[self.slot] = part
+
+        pack_s = self.world.uniform(0.001, 0.01, self.name, "pack")
+        self.world.after(pack_s, write)
+        self.pause(pack_s)  # what is said meanwhile is heard afterwards
+        self._later(pack_s, ev.Packed(key, is_finite))
 
     def take(self, key: RoundKey, total: Sum) -> None:
         """The consensus, or garbage, has arrived in the side buffer."""
         self.side = total.model()
         digest = "garbage" if self.side is None else self.side.digest
-        if self._bad_digests:
-            self._bad_digests -= 1
+        if self.world.bites(self.bad_digests):
             digest = f"of rank {self.rank} alone"
         self.digest = digest
         self._later(0.001, ev.SumReady(key, digest, 0.01, ""))

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from tests.sim.schedule import arrange, judge, schedule_of
+from tests.sim.schedule import arrange, heal, judge, schedule_of
 from tests.sim.world import World
 
 
@@ -16,11 +16,12 @@ def main() -> int:
     schedule = schedule_of(options.seed)
     print(schedule.scenario)
     world = World(schedule.scenario)
-    print(*schedule.faults, sep="\n")
+    print(*schedule.faults, *(f"then: {fault}" for fault in schedule.later), sep="\n")
     arrange(world, schedule.faults)
     try:
         print(world.run())
         judge(world)
+        heal(world, schedule.later)
     finally:
         print("\n".join(f"{record.severity:8} {record.event:15} {record.detail}" for record in world.records))
         if options.trace:

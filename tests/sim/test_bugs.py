@@ -4,7 +4,7 @@ import pytest
 
 from flodl.errors import FlodlError
 from tests.sim.bugs import PLANTED
-from tests.sim.schedule import judge, play, schedule_of
+from tests.sim.schedule import play, schedule_of
 
 SEEDS = 200
 
@@ -15,7 +15,7 @@ def test_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None
     PLANTED[bug](monkeypatch)
     for seed in range(SEEDS):
         try:
-            judge(play(schedule_of(seed)))
+            play(schedule_of(seed))
         except (AssertionError, FlodlError):
             return
     pytest.fail(f"{bug} was not found within {SEEDS} seeds")

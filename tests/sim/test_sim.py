@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -43,7 +44,7 @@ def head_messages(world: World, kind: type) -> list[object]:
 
 def commits(world: World) -> list[dict[RankId, int]]:
     """Steps per rank of each commit, the seed's left out."""
-    return [dict(record.fields["counts"]) for record in world.records if record.event == "commit"][1:]  # type: ignore[arg-type]
+    return [dict(fields["counts"]) for fields in world.commits()][1:]  # type: ignore[call-overload]
 
 
 # -------------------------------------------------------------------------------------------------------------- modes
@@ -147,7 +148,7 @@ def test_share_of_a_rank_that_turns_three_times_slower_follows_within_three_wind
     world.run()
     before, after = commits(world)[seen[0] - 1], commits(world)[seen[0] + 3]
     assert before[2] / before[0] == pytest.approx(1, rel=0.15)
-    assert after[2] / after[0] == pytest.approx(1 / 3, rel=0.2)
+    assert after[2] == pytest.approx(after[0] / 3, abs=1)
 
 
 def test_control_plane_costs_windows_not_steps() -> None:
@@ -214,7 +215,7 @@ def test_survivors_of_a_killed_rank_train_all_its_samples(mode: Mode) -> None:
 @pytest.mark.parametrize("mode", list(Mode))
 def test_survivors_of_a_killed_daemon_go_on(mode: Mode) -> None:
     hosts = (HostSpec("a", (0.01, 0.02)), HostSpec("b", (0.01, 0.03)))
-    world = world_of(mode, hosts)
+    world = world_of(mode, hosts, dataset_size=1000)
     world.after(TRAINING_S, lambda: world.kill_daemon("b"))
     outcome = world.run()
     assert (outcome.status, outcome.exit_code) == ("completed", 0)
@@ -251,35 +252,70 @@ def test_run_whose_only_host_is_cut_off_ends() -> None:
     assert world.now_s < TRAINING_S + 32
 
 
-def test_zombie_is_refused_and_changes_nothing() -> None:
-    def final_of(fault: str) -> World:
-        world = world_of(Mode.NCCL_CADENCE, EQUAL, dataset_size=3000)
+STOPPED_S = 45.0
+FOR_GOOD_S = 1e6
+MOMENTS = [None, 0.004, *(pytest.param(moment, marks=pytest.mark.long) for moment in (0.0, 0.002, 0.009, 0.02))]
+"""When a peer is stopped: in a window, or so long after the begin of an attempt at a round."""
+APART = (HostSpec("a", (0.01, 0.02)), HostSpec("b", (0.01,)))
 
-        def strike() -> None:
-            rank = world.rank(1)
-            rank.is_unkillable = True
-            rank.pause(45.0 if fault == "pause" else 1e6)
 
-        world.after(TRAINING_S, strike)
-        world.run()
-        return world
+def strike(world: World, moment: float | None, call: Callable[[], None]) -> World:
+    """Run with a fault."""
+    if moment is None:
+        world.after(TRAINING_S, call)
+    else:
+        world.at_round(3, moment, call)
+    world.run()
+    return world
 
-    returned, gone = final_of("pause"), final_of("death")
-    dead = next(record for record in returned.records if record.event == "rank_lost")
-    assert "silent for 30" in dead.detail
-    assert any(detail.startswith("rank 1 is dead") for detail in details(returned, "zombie"))
-    assert returned.rank(1).end_reason.startswith("removed from the run")
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_host_that_was_stopped_for_45_s_changes_nothing_any_more(mode: Mode, moment: float | None) -> None:
+    def run(for_s: float) -> World:
+        world = world_of(mode, APART, dataset_size=3000)
+        return strike(world, moment, lambda: world.freeze_host("b", for_s))
+
+    returned, gone = run(STOPPED_S), run(FOR_GOOD_S)
+    (lost,) = (record for record in returned.records if record.event == "rank_lost")
+    assert lost.detail.startswith("rank 2 on b lost: silent for 30")
+    assert not returned.daemons["b"].is_alive, "it has not come back before the end"
+    assert returned.now_s == gone.now_s
     assert returned.final == gone.final
-    assert returned.final is not None
-    assert returned.final.digest == gone.final.digest  # type: ignore[union-attr]
+    assert returned.commits() == gone.commits()
     returned.assert_exact_coverage()
 
 
 @pytest.mark.parametrize("mode", list(Mode))
-def test_stalled_controller_kills_nobody(mode: Mode) -> None:
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_rank_that_was_stopped_and_cannot_be_killed_is_refused_and_changes_nothing(
+    mode: Mode, moment: float | None
+) -> None:
+    def run(for_s: float) -> World:
+        world = world_of(mode, APART, dataset_size=3000)
+
+        def stop() -> None:
+            world.rank(2).is_unkillable = True
+            world.rank(2).pause(for_s)
+
+        return strike(world, moment, stop)
+
+    returned, gone = run(STOPPED_S), run(FOR_GOOD_S)
+    (lost,) = (record for record in returned.records if record.event == "rank_lost")
+    assert "silent for 30" in lost.detail
+    if details(returned, "zombie"):  # on the CPU plane its next word may be to its daemon alone
+        assert returned.rank(2).end_reason.startswith("removed from the run")
+    assert returned.final == gone.final
+    assert returned.commits() == gone.commits()
+    returned.assert_exact_coverage()
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_stalled_controller_kills_nobody(mode: Mode, moment: float | None) -> None:
     world = world_of(mode, TWO_HOSTS, dataset_size=2000)
-    world.after(TRAINING_S, lambda: world.stall_controller(60))
-    outcome = world.run()
+    outcome = strike(world, moment, lambda: world.stall_controller(60)).outcome
+    assert outcome is not None
     assert (outcome.status, outcome.losses) == ("completed", ())
     assert details(world, "stalled") == ["the controller did not run for 60.0 s"]
     world.assert_exact_coverage()
