@@ -168,6 +168,8 @@ class JobCore:
                 actions = self._on_read(event, now_s)
             case Stalled(gap_s):
                 self.liveness.forgive(gap_s)
+                if self.training is not None:
+                    self.training.forgive(gap_s)
                 actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
             case Ticked():
                 actions = []

@@ -177,6 +177,12 @@ class Training:
             return actions
         return actions + self._close(self._round.ranks_to_close(now=True))  # a newcomer waits for the commit
 
+    def forgive(self, gap_s: float) -> None:
+        """The controller did not run for so long: that is counted against nobody."""
+        self._formation.forgive(gap_s)
+        if self._stall_deadline_s is not None:
+            self._stall_deadline_s += gap_s
+
     def next_deadline_s(self) -> float | None:
         """The earliest of the formation's, the save's, the newcomers', the retry's, the stall's and the guard's."""
         waits = (self._formation, self.cadence, self.saving, self._growth)
@@ -561,8 +567,13 @@ class Training:
             return []
         live, incarnation = self._membership.live, self._membership.incarnation
         errors = "; ".join(f"rank {rank}: {error}" for rank, error in self._formation.errors.items())
+        silent = self._formation.silent(now_s)
         self._formation.begin(incarnation, live, now_s)
         if self._formation.state is FormationState.FAILED:
+            if 0 < len(silent) < len(live):
+                reason = f"did not answer in {FORMATION_TIMEOUT_S:g} s when the collective group was formed"
+                self.outcasts |= dict.fromkeys(silent, reason)
+                return []
             self._stall(f"the collective group of ranks {live} does not form: {errors or 'no answer in time'}")
             return []
         attempt = self._formation.attempt

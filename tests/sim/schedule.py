@@ -227,7 +227,7 @@ def judge(world: World) -> None:
         excuses.append(COLLECTIVE_ALONE)
     if {"bad loss", "bad weights"} & world.struck.keys():
         excuses.append(NOT_FINITE)
-    if world.struck["formation error"] >= MAX_ATTEMPTS:
+    if world.failed_formations >= MAX_ATTEMPTS:
         excuses.append(NOT_FORMED)
     if "exception" in world.struck:
         excuses.append("planted")

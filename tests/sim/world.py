@@ -120,6 +120,7 @@ class World:
         self.final: Model | None = None
         self.disk = scenario.disk or Disk()
         self.failing_formations: list[Effect] = []
+        self.failed_formations = 0
         self.failing_reduces: list[Effect] = []
         self.groups: dict[tuple[int, int], Group] = {}
         self.reductions: dict[RoundKey, dict[str, Sum | None]] = {}

@@ -294,6 +294,11 @@ def test_controllers_own_stall_is_forgiven() -> None:
     assert cohort.records("rank_lost") == []
 
 
+def test_stall_before_anybody_has_come_is_told() -> None:
+    core = JobCore(JobSettings(JoinSettings(("a",)), LivenessSettings(), has_head=False), 0.0)
+    assert events_of(core.handle(Stalled(9.0), 9.0)) == ["stalled"]
+
+
 # ------------------------------------------------------------------------------------------------------------ strangers
 @pytest.mark.parametrize("rank", [0, 9])
 def test_host_that_speaks_for_another_hosts_rank_is_not_heard(rank: int) -> None:
