@@ -57,6 +57,9 @@ class Fault:
     pick: int
 
 
+SLOWEST_SYNC_S = 0.1
+
+
 @dataclass(frozen=True)
 class Schedule:
     """One run and what befalls it, and what befalls the run that goes on from its checkpoint if it ends early."""
@@ -76,6 +79,10 @@ def schedule_of(seed: int) -> Schedule:
     hosts = _hosts(r)
     rank_count = sum(len(host.speeds) for host in hosts)
     mode = r.choice(list(Mode))
+    if mode.is_sync:  # a round for every step: slower ones would need the limit for themselves
+        hosts = tuple(
+            replace(host, speeds=tuple(min(speed, SLOWEST_SYNC_S) for speed in host.speeds)) for host in hosts
+        )
     overshoot = r.choice([None, 0, 1, 5, 50]) if mode.is_async else None
     cadence = CadenceSettings(mode=mode, max_batch_diff=r.choice([None, None, 0, 2]), max_overshoot=overshoot)
     scenario = Scenario(
