@@ -37,7 +37,7 @@ def port() -> int:
 
 
 def start(fdl: Fdl, port: int, step_ms: int) -> Script:
-    run = Script(fdl, fdl.folder / "script", [str(port), str(step_ms)])
+    run = Script(fdl, fdl.folder / "script", [str(port), str(step_ms)], (), fdl.folder)
     run.start(fdl.env)
     fdl.launched.append(run)
     return run
