@@ -685,7 +685,7 @@ class JobCore:
     def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
         resume.tick(now_s)
         if resume.refusal:
-            return self._refuse(resume.refusal, now_s, resume.exit_code)
+            return self._refuse(resume.refusal, now_s, end.EXIT_CHECKPOINT)
         return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
 
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:

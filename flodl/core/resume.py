@@ -8,7 +8,6 @@ touches no files and decides nothing about losses.
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from flodl.core import ending as end
 from flodl.core.actions import JobAction, ReadBundle, Record, SendBundle, SendHost, Severity
 from flodl.core.elche import ElCheState
 from flodl.core.events import BundleRead
@@ -24,13 +23,12 @@ LOAD_TIMEOUT_S = 600.0
 class Resume:
     """See the module docstring. ``point`` is what training starts from, None until it has been read.
 
-    ``refusal`` says why the run cannot go on from there, and ``exit_code`` goes with it; empty while it can.
+    ``refusal`` says why the run cannot go on from there; empty while it can.
     """
 
     def __init__(self, settings: Settings, membership: Membership, transfers: Iterator[int], now_s: float) -> None:
         self.point: ResumePoint | None = None
         self.refusal = ""
-        self.exit_code = end.EXIT_USAGE
         self._settings, self._membership = settings, membership
         self._transfer = next(transfers)
         self._missing: dict[RankId, None] = {}
@@ -60,7 +58,7 @@ class Resume:
         """It has been read, or cannot be."""
         ready = self._membership.with_status(RankStatus.READY)
         if event.point is None:
-            self.refusal, self.exit_code = event.error, end.EXIT_CHECKPOINT
+            self.refusal = event.error
             return []
         self.refusal = misfit(event.point, self._settings, len(ready))
         if self.refusal:

@@ -108,29 +108,29 @@ class ElCheConfig(CadenceKnobs, Chained):
     """
 
     @classmethod
-    def nccl_cadence(cls) -> "ElCheConfig":
+    def nccl_cadence(cls, **knobs: Any) -> "ElCheConfig":
         """Windows in proportion to each rank's speed, averaged by torch.distributed. The default."""
-        return cls(mode=Mode.NCCL_CADENCE)
+        return cls(mode=Mode.NCCL_CADENCE, **knobs)
 
     @classmethod
-    def nccl_sync(cls) -> "ElCheConfig":
+    def nccl_sync(cls, **knobs: Any) -> "ElCheConfig":
         """A round after every rank's step, averaged by torch.distributed."""
-        return cls(mode=Mode.NCCL_SYNC)
+        return cls(mode=Mode.NCCL_SYNC, **knobs)
 
     @classmethod
-    def cpu_cadence(cls) -> "ElCheConfig":
+    def cpu_cadence(cls, **knobs: Any) -> "ElCheConfig":
         """Windows in proportion to each rank's speed, averaged through the hosts' daemons."""
-        return cls(mode=Mode.CPU_CADENCE)
+        return cls(mode=Mode.CPU_CADENCE, **knobs)
 
     @classmethod
-    def cpu_sync(cls) -> "ElCheConfig":
+    def cpu_sync(cls, **knobs: Any) -> "ElCheConfig":
         """A round after every rank's step, averaged through the hosts' daemons."""
-        return cls(mode=Mode.CPU_SYNC)
+        return cls(mode=Mode.CPU_SYNC, **knobs)
 
     @classmethod
-    def cpu_async(cls) -> "ElCheConfig":
+    def cpu_async(cls, **knobs: Any) -> "ElCheConfig":
         """No rank waits for an averaging: it trains on and blends the consensus in; through the hosts' daemons."""
-        return cls(mode=Mode.CPU_ASYNC)
+        return cls(mode=Mode.CPU_ASYNC, **knobs)
 
     @classmethod
     def nccl_async(cls) -> NoReturn:

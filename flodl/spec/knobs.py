@@ -15,7 +15,7 @@ from flodl.averaging.outer import OuterAvg, OuterOptimizer
 from flodl.checkpoint.bundle import RESUME_VARIABLE, name_of
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
-from flodl.errors import ConfigError
+from flodl.errors import ConfigError, UnknownArgument
 from flodl.ids import RankId, batch_count
 from flodl.messages import CheckpointSettings, OnError, Precision, Settings
 from flodl.spec.cadence import ElCheConfig, checked_mode
@@ -190,7 +190,9 @@ class ResumeKnob(Knob[FilePath | None]):
         if instance is None or isinstance(instance, Values):
             return found
 
-        def setter(stem: FilePath | None, *, reshape: bool | None = None) -> Any:
+        def setter(stem: FilePath | None, *, reshape: bool | None = None, **others: object) -> Any:
+            if others:
+                raise UnknownArgument(f"resume_from has no {next(iter(others))}; it takes a stem, and reshape=True")
             return found(stem) if reshape is None else found(stem).reshape(reshape)
 
         setter.__name__ = self.name

@@ -98,7 +98,7 @@ def command(
     script: tuple[str, ...] = ctx.meta["flodl.script"]
     if resume:
         if local is not None or cluster_file is not None or len(script) > 1:
-            raise click.UsageError("--resume takes a run and nothing else: script and cluster are that run's.", ctx)
+            raise click.UsageError("--resume takes a run: script, its arguments and the cluster are that run's.", ctx)
         options = LaunchOptions((), name, detach, dry_run, not no_preflight, stop_timeout)
         return _again(script[0] if script else None, options)
     if not script:

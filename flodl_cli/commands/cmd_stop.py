@@ -22,7 +22,7 @@ POLL_S: Final = 0.1
 @click.command("stop", short_help="end a run")
 @click.argument("run", required=False)
 @click.option("-x", "--abort", is_flag=True, help="At once: no last round, nothing is kept.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-y", "--yes", is_flag=True, help="With -x on a terminal: do not ask.")
 def command(run: str | None, abort: bool, yes: bool) -> int:
     """End a run in order: one more round, then every rank on every host stops.
 

@@ -164,7 +164,7 @@ def test_reshape_takes_another_number_of_ranks() -> None:
 def test_checkpoint_that_does_not_fit_is_refused_with_what_differs(saved_with: dict[str, Any], words: str) -> None:
     cohort = resumed(Position(version=9, world_size=3), **saved_with).get_ready()
     assert cohort.outcome is not None
-    assert (cohort.outcome.status, cohort.outcome.exit_code) == ("failed", 2)
+    assert (cohort.outcome.status, cohort.outcome.exit_code) == ("failed", 6)
     assert cohort.outcome.message.startswith("ckpts/run.fdl does not fit this run: ")
     assert pytest.importorskip("re").search(words, cohort.outcome.message)
     assert cohort.sent(LoadState) == []
@@ -183,7 +183,7 @@ def test_reshape_does_not_make_the_coverage_meaningless(name: str) -> None:
     changes = {f"saved_{name}": 99, "checkpoint": replace(FROM, reshape=True)}
     cohort = resumed(Position(version=9, world_size=3), **changes).get_ready()
     assert cohort.outcome is not None
-    assert cohort.outcome.exit_code == 2
+    assert cohort.outcome.exit_code == 6
 
 
 def test_checkpoint_that_cannot_be_read_ends_the_run_in_its_words() -> None:

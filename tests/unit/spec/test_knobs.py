@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, TensorDataset
 
 from flodl.averaging.outer import NesterovMomentum, OuterAvg, SlowMomentum
-from flodl.errors import ConfigError, UsageError
+from flodl.errors import ConfigError, UnknownArgument, UsageError
 from flodl.messages import CadenceSettings, CheckpointSettings, GuardSettings, Mode, OnError, Precision
 from flodl.spec.cadence import ElCheConfig, ElCheMode
 from flodl.spec.knobs import EpochCallbackPolicy, Knobs, resolve
@@ -192,6 +192,9 @@ def test_every_mode_has_a_preset_of_its_name(mode: Mode) -> None:
     guard = GuardSettings(threshold=0.3 if mode.is_async else 0.05)
     assert getattr(ElCheConfig, mode.value)().settings() == CadenceSettings(mode=mode, guard=guard)
     assert ElCheConfig(mode=mode.value).settings().mode is mode
+    assert getattr(ElCheConfig, mode.value)(max_anchor=7).settings().max_anchor == 7
+    with pytest.raises(UnknownArgument, match="did you mean max_anchor"):
+        getattr(ElCheConfig, mode.value)(max_ancor=7)
 
 
 def test_cadence_knobs_chain_and_come_as_keywords() -> None:
@@ -379,6 +382,8 @@ def test_resume_from_returns_its_table_and_leaves_reshape_alone_unless_named() -
     assert resolve(mine.resume_from("old", reshape=True).resume_from("new")).reshape is True
     assert resolve(mine.resume_from("new", reshape=False)).reshape is False
     assert resolve(mine).resume_from == "new"
+    with pytest.raises(UnknownArgument, match="resume_from has no reshap; it takes a stem, and reshape=True"):
+        mine.resume_from("new", reshap=True)  # type: ignore[call-arg]
 
 
 def test_paths_stay_as_given() -> None:
