@@ -1,7 +1,8 @@
 """Writing a bundle: whatever happens at whatever moment, the one before stays whole until the new one is.
 
 Files are written beside their targets, synced, and renamed; the folder is synced after every rename. Nothing is
-replaced before ``commit``. A writer that is killed leaves files that the next one sweeps.
+replaced before ``commit``. A writer that is killed leaves files that the next one sweeps; ``StemLock`` sees to it that
+they are no living one's.
 """
 
 import errno
@@ -25,6 +26,7 @@ from flodl.checkpoint.bundle import (
     Part,
     Stem,
 )
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import read_meta
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.errors import CheckpointError
@@ -66,9 +68,11 @@ class PartWriter:
 class BundleWriter:
     """One save: parts, then ``commit``; without it everything is taken back at the end of the ``with`` block."""
 
-    def __init__(self, stem: Stem) -> None:
-        """Assigns only. One writer at a time for a stem."""
+    def __init__(self, stem: Stem, lock: StemLock | None = None) -> None:
+        """Assigns only. ``lock``: the stem's, which the caller releases; with None it is held for this save only."""
         self._stem = stem
+        self._lock = lock or StemLock(stem)
+        self._is_own_lock = lock is None
         self._save_id = secrets.token_hex(SAVE_ID_HEX // 2)
         self._parts: list[Part] = []
         self._files: list[Path] = []
@@ -77,21 +81,34 @@ class BundleWriter:
         """Make the folder and sweep what an earlier writer left.
 
         Raises:
-            CheckpointError: the folder cannot be made or written to, or a target is a symbolic link.
+            CheckpointError: another one is saving there, the folder cannot be made or written to, or a target is a
+                symbolic link.
         """
-        with self._in_words():
-            self._stem.folder.mkdir(parents=True, exist_ok=True)
-            _refuse_links(self._stem)
-            sweep(self._stem)
+        try:
+            with self._in_words():
+                self._stem.folder.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire()
+                _refuse_links(self._stem)
+                sweep(self._stem)
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take back what was not committed."""
-        for path in self._files:
-            with suppress(OSError):
-                os.unlink(path)
+        try:
+            for path in self._files:
+                with suppress(OSError):
+                    os.unlink(path)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._is_own_lock:
+            self._lock.release()
 
     @contextmanager
     def part(self, suffix: str) -> Iterator[PartWriter]:
@@ -188,6 +205,8 @@ def reason_of(error: OSError) -> str:
 
 def sweep(stem: Stem) -> None:
     """Finish what a writer did not live to finish: parts of the committed bundle get their names, others go.
+
+    The caller holds the stem's lock: what a living writer has staged would go too.
 
     Raises:
         CheckpointError: there is a meta file that cannot be read; nothing is touched then.
