@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -138,6 +139,39 @@ def test_damage_is_named(tmp_path: Path) -> None:
         find(tmp_path / "run")
     (tmp_path / "run.fdl").unlink()
     with pytest.raises(CheckpointError, match=r"run\.fdl is missing; run\.meta\.json says that it belongs there"):
+        find(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["run.meta.json", "run.fdl"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe or a device"),
+        (os.mkdir, "a folder"),
+        (lambda path: os.symlink("/dev/zero", path), "a pipe or a device"),
+    ],
+    ids=["pipe", "folder", "device"],
+)
+def test_what_is_no_file_is_named_and_not_read(
+    tmp_path: Path, name: str, make: Callable[[Path], None], kind: str
+) -> None:
+    save(tmp_path / "run", b"weights")
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+
+    for read in (find, look):
+        with pytest.raises(CheckpointError, match=rf"{name} is {kind}, expected a file"):
+            read(tmp_path / "run")
+    if name == "run.meta.json":
+        with pytest.raises(CheckpointError, match=rf"{name} is (a symbolic link|{kind})"):
+            save(tmp_path / "run", b"next")
+
+
+def test_part_of_another_size_is_not_read(tmp_path: Path) -> None:
+    save(tmp_path / "run", b"weights")
+    os.truncate(tmp_path / "run.fdl", 1 << 40)
+
+    with pytest.raises(CheckpointError, match=r"run\.fdl is damaged: it has 1099511627776 bytes, expected 7"):
         find(tmp_path / "run")
 
 
