@@ -81,15 +81,16 @@ class BundleWriter:
         """Make the folder and sweep what an earlier writer left.
 
         Raises:
-            CheckpointError: another one is saving there, the folder cannot be made or written to, or a target is a
-                symbolic link.
+            CheckpointError: another one is saving there, the folder cannot be made or written to, or what lies in a
+                target's place is no checkpoint's.
         """
         try:
             with self._in_words():
                 self._stem.folder.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
-                _refuse_links(self._stem)
+                _refuse_special(self._stem)
                 sweep(self._stem)
+                _refuse_foreign(self._stem)
         except BaseException:
             self._release()
             raise
@@ -253,11 +254,24 @@ def _unsettle(stem: Stem, kept: Container[str]) -> None:
             os.rename(stem.plain(part.suffix), stem.staged(meta.save_id, part.suffix))
 
 
-def _refuse_links(stem: Stem) -> None:
-    """Renaming would replace the link and leave the file that it names as it was."""
+def _refuse_special(stem: Stem) -> None:
+    """Renaming would replace a link and leave the file that it names as it was, and fail on a folder too late."""
     for path in (stem.meta, *(stem.plain(suffix) for suffix in (MODEL_SUFFIX, *OPTIONAL_SUFFIXES))):
         if path.is_symlink():
             raise CheckpointError(f"{path} is a symbolic link to {os.readlink(path)}; save to that place itself")
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "a pipe or a device"
+            raise CheckpointError(f"{path} is {kind}; move it, or take another save_path")
+
+
+def _refuse_foreign(stem: Stem) -> None:
+    """Weights without a meta file are of no save of ours: the meta file comes first and goes last."""
+    path = stem.plain(MODEL_SUFFIX)
+    if os.path.lexists(path) and not os.path.lexists(stem.meta):
+        raise CheckpointError(
+            f"{path} is there already and belongs to no checkpoint ({stem.meta.name} does not exist); it is left as it "
+            "is: move it, or take another save_path"
+        )
 
 
 def sync_folder(folder: Path) -> None:

@@ -210,6 +210,34 @@ def test_symbolic_link_as_target_is_refused(tmp_path: Path, name: str) -> None:
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
 
 
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe or a device"), (os.mkdir, "a folder")])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_no_file_in_the_place_of_a_part_is_refused_before_anything_is_written(
+    tmp_path: Path, make: Callable[[Path], None], kind: str, is_first: bool
+) -> None:
+    if not is_first:
+        save(tmp_path / "run", b"old")
+        (tmp_path / "run.fdl").unlink()
+    make(tmp_path / "run.fdl")
+    before = sorted(os.listdir(tmp_path))
+
+    with pytest.raises(CheckpointError, match=rf"run\.fdl is {kind}; move it, or take another save_path"):
+        save(tmp_path / "run", b"weights")
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_weights_that_no_checkpoint_names_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run.fdl").write_bytes(b"precious")
+    with pytest.raises(CheckpointError, match=r"run\.fdl is there already and .* move it, or take another save_path"):
+        save(tmp_path / "run", b"weights")
+    assert os.listdir(tmp_path) == ["run.fdl"]
+    assert (tmp_path / "run.fdl").read_bytes() == b"precious"
+
+    (tmp_path / "run.fdl").rename(tmp_path / "mine.fdl")
+    save(tmp_path / "run", b"weights")
+    assert content_of(find(tmp_path / "run")) == b"weights"
+
+
 def test_folder_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
