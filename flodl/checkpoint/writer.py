@@ -39,6 +39,7 @@ _REMEDIES: Final = {
     errno.EPERM: "you may not write there: save to a folder of your own",
     errno.ENOENT: "the folder does not exist any more: create it again",
     errno.EEXIST: "a folder on the way there is a file: save elsewhere",
+    errno.ENAMETOOLONG: "take a shorter one",
     errno.ENOTDIR: "a folder on the way there is a file: save elsewhere",
 }
 
@@ -150,7 +151,7 @@ class BundleWriter:
 
     def failure(self, error: OSError) -> CheckpointError:
         """What to say of the ``error`` of somebody who writes a part."""
-        kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
+        kept = "; the checkpoint before is intact" if os.path.lexists(self._stem.meta) else ""
         return CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}")
 
     def commit(

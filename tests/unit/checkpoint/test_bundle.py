@@ -196,6 +196,31 @@ def test_path_without_a_name_is_refused(path: str) -> None:
         Stem.of(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run\0", "holds a character that no file's name can have"),
+        ("a\0/run", "holds a character that no file's name can have"),
+        ("\ud800", "holds a character that no file's name can have"),
+        ("x" * 231, "names a file with 231 bytes in its name; it may have at most 230"),
+    ],
+)
+def test_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    for use in (find, look, Stem.of):
+        with pytest.raises(CheckpointError, match=message):
+            use(tmp_path / name)
+
+
+def test_longest_name_is_saved_and_found_and_a_longer_folder_told(tmp_path: Path) -> None:
+    save(tmp_path / ("x" * 230), b"weights", ".fdl", ".config.json")
+    assert content_of(find(tmp_path / ("x" * 230))) == b"weights"
+
+    with pytest.raises(CheckpointError, match="cannot be written: File name too long: take a shorter one"):
+        save(tmp_path / ("x" * 256) / "run", b"weights")
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        find(tmp_path / ("x" * 256) / "run")
+
+
 def test_folder_is_refused_with_an_example(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is a folder; name a checkpoint in it, such as .*/run"):
         Stem.of(tmp_path)
