@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from flodl.errors import CheckpointError
 from tests.unit.checkpoint.test_bundle import POINT, content_of, save
 
 LIMIT_S = 30.0
+SAVES = 50
 
 HOLDER = """
 import sys
@@ -55,6 +57,34 @@ def test_second_writer_is_refused_whatever_the_first_one_has_done_so_far(stem: S
     assert content_of(find(stem.folder / "run")) == b"first"
     save(stem.folder / "run", b"second")
     assert content_of(find(stem.folder / "run")) == b"second"
+    assert sorted(os.listdir(stem.folder)) == ["run.fdl", "run.meta.json"]
+
+
+def test_writers_side_by_side_never_spoil_a_checkpoint(stem: Stem) -> None:
+    path = stem.folder / "run"
+    save(path, b"0")
+
+    def save_often(content: bytes) -> list[str]:
+        told = []
+        for _ in range(SAVES):
+            try:
+                save(path, content)
+            except CheckpointError as error:
+                told.append(str(error))
+        return told
+
+    with ThreadPoolExecutor(2) as threads:
+        writers = [threads.submit(save_often, content) for content in (b"1", b"22")]
+        while not all(each.done() for each in writers):
+            try:
+                find(path)
+            except CheckpointError as error:
+                assert "is replaced while it is read; try again" in str(error)  # noqa: PT017  # nothing else may be
+        told = [each for writer in writers for each in writer.result()]
+
+    assert [each for each in told if f"another run is saving to {stem}" not in each] == []
+    assert len(told) < 2 * SAVES
+    assert content_of(find(path)) in (b"1", b"22")
     assert sorted(os.listdir(stem.folder)) == ["run.fdl", "run.meta.json"]
 
 
