@@ -42,6 +42,8 @@ MAX_VERSIONS: Final = 64
 MAX_TIME_S: Final = 253_402_300_799
 """The end of the year 9999, the last that a calendar knows."""
 SAVE_ID_HEX: Final = 12
+MAX_NAME_BYTES: Final = 255 - max(len(suffix) for suffix in (META_SUFFIX, *OPTIONAL_SUFFIXES)) - 1 - SAVE_ID_HEX
+"""Of a stem, so that a file system takes the names of all its files."""
 
 _SAVE_ID: Final = re.compile(rf"[0-9a-f]{{{SAVE_ID_HEX}}}")
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
@@ -120,13 +122,15 @@ class Stem:
         """From a path with or without ``.fdl`` or ``.meta.json``.
 
         Raises:
-            CheckpointError: the path names a folder, or nothing.
+            CheckpointError: the path names a folder, or nothing, or cannot be a file's.
         """
         whole = Path(path)
         name = name_of(str(whole))
         if not name:
             raise CheckpointError(f"{os.fspath(path)!r} names no checkpoint; give a path such as ckpts/run43")
-        if whole.is_dir():
+        if fault := name_fault(str(whole)):
+            raise CheckpointError(f"{os.fspath(path)!r:.200} {fault}")
+        if os.path.isdir(whole):
             raise CheckpointError(f"{whole} is a folder; name a checkpoint in it, such as {whole / 'run'}")
         return cls(whole.parent, name)
 
@@ -151,6 +155,19 @@ def name_of(path: str) -> str:
     """The name without an ending of the checkpoint that ``path`` stands for; empty where it names none."""
     name = os.path.basename(path).removesuffix(META_SUFFIX).removesuffix(MODEL_SUFFIX)
     return "" if name in (".", "..") else name
+
+
+def name_fault(path: str) -> str:
+    """Why no checkpoint can have the name in ``path``; empty where one can."""
+    try:
+        size_bytes = len(os.fsencode(name_of(path)))
+    except UnicodeEncodeError:
+        size_bytes = -1
+    if size_bytes < 0 or "\0" in path:
+        return "holds a character that no file's name can have"
+    if size_bytes > MAX_NAME_BYTES:
+        return f"names a file with {size_bytes} bytes in its name; it may have at most {MAX_NAME_BYTES}"
+    return ""
 
 
 def _lift(data: Mapping[str, Any]) -> BundleMeta:

@@ -48,7 +48,10 @@ def export(path: str | os.PathLike[str], target: Path | None = None, *, replace:
     """
     stem = Stem.of(path)
     place = stem.plain(SUFFIX) if target is None else target
-    _check_target(place, replace)
+    try:
+        _check_target(place, replace)
+    except OSError as error:
+        raise ConfigError(f"{place} cannot be written: {reason_of(error)}") from None
     bundle = find(path)
     with opened(bundle) as (file, tensors):
         try:
@@ -63,6 +66,8 @@ def _check_target(target: Path, replace: bool) -> None:
     if target.is_symlink() or target.is_dir():
         kind = "a folder" if target.is_dir() and not target.is_symlink() else "a symbolic link"
         raise ConfigError(f"{target} is {kind}; name a file")
+    if target.exists() and not target.is_file():
+        raise ConfigError(f"{target} is a pipe or a device; name a file")
     if target.exists() and not replace:
         raise ConfigError(f"{target} is there already; name another file, or replace it with --force")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from flodl.checkpoint.bundle import META_SUFFIX, SAVE_ID_HEX, BundleMeta, Part, Stem
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import read_meta
 from flodl.checkpoint.writer import BundleWriter, reason_of, sweep, sync_folder
 from flodl.core.position import SaveReason
@@ -36,7 +37,7 @@ def keep(stem: Stem, count: int) -> str:
     """Keep the committed checkpoint at ``stem`` under its own stem too, and only the ``count`` newest of these.
 
     With ``count`` 1, and where there is no checkpoint, nothing is done: ``stem`` itself is the newest. Twice is as good
-    as once. Returns why it could not be done, with the remedy; empty when it was.
+    as once. The caller holds the lock of ``stem``. Returns why it could not be done, with the remedy; else nothing.
     """
     if count <= 1 or not os.path.lexists(stem.meta):
         return ""
@@ -44,7 +45,8 @@ def keep(stem: Stem, count: int) -> str:
         meta = read_meta(stem)
         kept = kept_stem(stem, meta)
         if _is_kept(kept, meta, stem):
-            sweep(kept)
+            with StemLock(kept):
+                sweep(kept)
         else:
             _link(stem, meta, kept)
         _prune(stem, count, kept)

@@ -5,9 +5,11 @@
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Final, TypeAlias
 
@@ -15,7 +17,6 @@ from flodl.checkpoint.bundle import MAX_META_BYTES, META_SUFFIX, MODEL_SUFFIX, B
 from flodl.checkpoint.tensor_file import TensorFile, read_tensor_file
 from flodl.errors import CheckpointError
 
-READ_BYTES: Final = 1 << 20
 ATTEMPTS: Final = 5
 """A save that is committed between two of our reads makes us begin again; so often in a row is no coincidence."""
 
@@ -39,7 +40,7 @@ def read_meta(stem: Stem) -> BundleMeta:
         CheckpointError: there is none, or it cannot be read.
     """
     try:
-        with open(stem.meta, "rb") as file:
+        with _regular(stem.meta) as file:
             text = file.read(MAX_META_BYTES + 1)
     except FileNotFoundError:
         raise CheckpointError(_absent(stem)) from None
@@ -86,9 +87,26 @@ def opened(bundle: Bundle) -> Iterator[tuple[BinaryIO, TensorFile]]:
         yield file, _header_of(file, path)
 
 
+def _regular(path: Path) -> BufferedReader:
+    """Opened without waiting for anybody: where somebody has put a pipe or a device, reading might never end."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        _refuse_special(path, os.fstat(fd))
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _refuse_special(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
+        raise CheckpointError(f"{path} is {kind}, expected a file")
+
+
 def _open(stem: Stem, path: Path) -> BinaryIO:
     try:
-        return open(path, "rb")
+        return _regular(path)
     except FileNotFoundError:
         raise CheckpointError(_replaced(stem)) from None
     except OSError as error:
@@ -131,12 +149,15 @@ def _locate(stem: Stem, meta: BundleMeta, part: Part, check: _Check) -> Path:
 
 
 def _check_size(path: Path, part: Part) -> None:
-    _compare_size(path, part, os.stat(path).st_size)
+    status = os.stat(path)
+    _refuse_special(path, status)
+    _compare_size(path, part, status.st_size)
 
 
 def _check_bytes(path: Path, part: Part) -> None:
-    size_bytes, sha256 = _measure(path)
-    _compare_size(path, part, size_bytes)
+    with _regular(path) as file:
+        _compare_size(path, part, os.fstat(file.fileno()).st_size)
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     if sha256 != part.sha256:
         raise CheckpointError(f"{path} is damaged: its SHA-256 is {sha256}, expected {part.sha256}")
 
@@ -144,15 +165,6 @@ def _check_bytes(path: Path, part: Part) -> None:
 def _compare_size(path: Path, part: Part, size_bytes: int) -> None:
     if size_bytes != part.size_bytes:
         raise CheckpointError(f"{path} is damaged: it has {size_bytes} bytes, expected {part.size_bytes}")
-
-
-def _measure(path: Path) -> tuple[int, str]:
-    digest, size_bytes = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while data := file.read(READ_BYTES):
-            digest.update(data)
-            size_bytes += len(data)
-    return size_bytes, digest.hexdigest()
 
 
 def _replaced(stem: Stem) -> str:

@@ -1,7 +1,8 @@
 """Writing a bundle: whatever happens at whatever moment, the one before stays whole until the new one is.
 
 Files are written beside their targets, synced, and renamed; the folder is synced after every rename. Nothing is
-replaced before ``commit``. A writer that is killed leaves files that the next one sweeps.
+replaced before ``commit``. A writer that is killed leaves files that the next one sweeps; ``StemLock`` sees to it that
+they are no living one's.
 """
 
 import errno
@@ -25,6 +26,7 @@ from flodl.checkpoint.bundle import (
     Part,
     Stem,
 )
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import read_meta
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.errors import CheckpointError
@@ -37,6 +39,7 @@ _REMEDIES: Final = {
     errno.EPERM: "you may not write there: save to a folder of your own",
     errno.ENOENT: "the folder does not exist any more: create it again",
     errno.EEXIST: "a folder on the way there is a file: save elsewhere",
+    errno.ENAMETOOLONG: "take a shorter one",
     errno.ENOTDIR: "a folder on the way there is a file: save elsewhere",
 }
 
@@ -66,9 +69,11 @@ class PartWriter:
 class BundleWriter:
     """One save: parts, then ``commit``; without it everything is taken back at the end of the ``with`` block."""
 
-    def __init__(self, stem: Stem) -> None:
-        """Assigns only. One writer at a time for a stem."""
+    def __init__(self, stem: Stem, lock: StemLock | None = None) -> None:
+        """Assigns only. ``lock``: the stem's, which the caller releases; with None it is held for this save only."""
         self._stem = stem
+        self._lock = lock or StemLock(stem)
+        self._is_own_lock = lock is None
         self._save_id = secrets.token_hex(SAVE_ID_HEX // 2)
         self._parts: list[Part] = []
         self._files: list[Path] = []
@@ -77,21 +82,35 @@ class BundleWriter:
         """Make the folder and sweep what an earlier writer left.
 
         Raises:
-            CheckpointError: the folder cannot be made or written to, or a target is a symbolic link.
+            CheckpointError: another one is saving there, the folder cannot be made or written to, or what lies in a
+                target's place is no checkpoint's.
         """
-        with self._in_words():
-            self._stem.folder.mkdir(parents=True, exist_ok=True)
-            _refuse_links(self._stem)
-            sweep(self._stem)
+        try:
+            with self._in_words():
+                self._stem.folder.mkdir(parents=True, exist_ok=True)
+                self._lock.acquire()
+                _refuse_special(self._stem)
+                sweep(self._stem)
+                _refuse_foreign(self._stem)
+        except BaseException:
+            self._release()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Take back what was not committed."""
-        for path in self._files:
-            with suppress(OSError):
-                os.unlink(path)
+        try:
+            for path in self._files:
+                with suppress(OSError):
+                    os.unlink(path)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        if self._is_own_lock:
+            self._lock.release()
 
     @contextmanager
     def part(self, suffix: str) -> Iterator[PartWriter]:
@@ -132,7 +151,7 @@ class BundleWriter:
 
     def failure(self, error: OSError) -> CheckpointError:
         """What to say of the ``error`` of somebody who writes a part."""
-        kept = "; the checkpoint before is intact" if self._stem.meta.exists() else ""
+        kept = "; the checkpoint before is intact" if os.path.lexists(self._stem.meta) else ""
         return CheckpointError(f"{self._stem}: the checkpoint cannot be written: {reason_of(error)}{kept}")
 
     def commit(
@@ -189,6 +208,8 @@ def reason_of(error: OSError) -> str:
 def sweep(stem: Stem) -> None:
     """Finish what a writer did not live to finish: parts of the committed bundle get their names, others go.
 
+    The caller holds the stem's lock: what a living writer has staged would go too.
+
     Raises:
         CheckpointError: there is a meta file that cannot be read; nothing is touched then.
         OSError: the folder cannot be read or changed.
@@ -234,11 +255,24 @@ def _unsettle(stem: Stem, kept: Container[str]) -> None:
             os.rename(stem.plain(part.suffix), stem.staged(meta.save_id, part.suffix))
 
 
-def _refuse_links(stem: Stem) -> None:
-    """Renaming would replace the link and leave the file that it names as it was."""
+def _refuse_special(stem: Stem) -> None:
+    """Renaming would replace a link and leave the file that it names as it was, and fail on a folder too late."""
     for path in (stem.meta, *(stem.plain(suffix) for suffix in (MODEL_SUFFIX, *OPTIONAL_SUFFIXES))):
         if path.is_symlink():
             raise CheckpointError(f"{path} is a symbolic link to {os.readlink(path)}; save to that place itself")
+        if path.exists() and not path.is_file():
+            kind = "a folder" if path.is_dir() else "a pipe or a device"
+            raise CheckpointError(f"{path} is {kind}; move it, or take another save_path")
+
+
+def _refuse_foreign(stem: Stem) -> None:
+    """Weights without a meta file are of no save of ours: the meta file comes first and goes last."""
+    path = stem.plain(MODEL_SUFFIX)
+    if os.path.lexists(path) and not os.path.lexists(stem.meta):
+        raise CheckpointError(
+            f"{path} is there already and belongs to no checkpoint ({stem.meta.name} does not exist); it is left as it "
+            "is: move it, or take another save_path"
+        )
 
 
 def sync_folder(folder: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Final
 
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
 from flodl.checkpoint.keeping import keep
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.controller.bulk import BulkHub
@@ -70,6 +71,7 @@ class Saves:
         self._hub, self._cwd, self._post = hub, Path(cwd), post
         self._handover = Stem(own_folder, "handover")
         self._saves: dict[int, _Save] = {}
+        self._locks: dict[Stem, StemLock] = {}
         self._bundle_fd = -1
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -124,6 +126,8 @@ class Saves:
             except Exception:  # noqa: BLE001  # the next work is another one's
                 _log.exception("saves")
         self._let_go()
+        for lock in self._locks.values():
+            lock.release()
         for path in (self._handover.meta, self._handover.plain(MODEL_SUFFIX)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
@@ -133,8 +137,9 @@ class Saves:
             return
         try:
             stem = self._stem(save.order.stem)
+            lock = self._locks.setdefault(stem, StemLock(stem))  # held until the end of the run
+            writer = save.held.enter_context(BundleWriter(stem, lock))
             keep(stem, save.order.keep_last)  # what a killed run had no time for
-            writer = save.held.enter_context(BundleWriter(stem))
             save.path = writer.stage(MODEL_SUFFIX)
             save.writer = writer
         except Exception as error:  # noqa: BLE001  # a save that fails is told of, and training goes on

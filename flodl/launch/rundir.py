@@ -16,6 +16,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -143,12 +144,19 @@ def read_token_file(path: Path) -> bytes:
         ConfigError: missing, readable by others, or not 64 hex digits.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; the run's token cannot be read") from None
-    with open(descriptor, "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode & 0o077
-        text = file.read(4 * TOKEN_BYTES).strip()
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ConfigError(f"{path}: no regular file; the run's token cannot be read")
+        text = os.read(descriptor, 4 * TOKEN_BYTES).strip()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}; the run's token cannot be read") from None
+    finally:
+        os.close(descriptor)
+    mode &= 0o077
     if mode:
         raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
     try:

@@ -25,6 +25,7 @@ import torch
 from flodl import __version__
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
 from flodl.checkpoint.keeping import keep
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.actions import OpenSave
@@ -63,6 +64,7 @@ class SoloSaves:
         """
         self._settings, self._cwd, self._post = settings, cwd, post
         self._orders: dict[int, OpenSave] = {}
+        self._locks: dict[Stem, StemLock] = {}
         self.outbox_fd = self._bundle_fd = -1
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -121,6 +123,8 @@ class SoloSaves:
         while (work := self._work.get()) is not None:
             work()
         self._let_go()
+        for lock in self._locks.values():
+            lock.release()
 
     def _make(self, order: OpenSave, state_fd: int, size_bytes: int) -> None:
         path = error = warning = ""
@@ -136,8 +140,9 @@ class SoloSaves:
     def _write(self, order: OpenSave, state_fd: int, size_bytes: int) -> tuple[str, str]:
         """Where it lies, and what could not be done beside it."""
         stem = Stem.of(self._cwd / order.stem)
-        keep(stem, order.keep_last)  # what a killed run had no time for
-        with BundleWriter(stem) as writer:
+        lock = self._locks.setdefault(stem, StemLock(stem))  # held until the end of the run
+        with BundleWriter(stem, lock) as writer:
+            keep(stem, order.keep_last)  # what a killed run had no time for
             with writer.part(MODEL_SUFFIX) as part:
                 for chunk in _chunks(state_fd, size_bytes):
                     part.write(chunk)

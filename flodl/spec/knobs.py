@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, overload
 
 from flodl.averaging.outer import OuterAvg, OuterOptimizer
-from flodl.checkpoint.bundle import RESUME_VARIABLE, name_of
+from flodl.checkpoint.bundle import RESUME_VARIABLE, name_fault, name_of
 from flodl.config.builder import ClusterBuilder
 from flodl.config.model import ClusterSpec
 from flodl.errors import ConfigError, UnknownArgument
@@ -157,6 +157,8 @@ def _stem(name: str, value: Any) -> str | None:
         )
     if len(path) > MAX_PATH or not path.isprintable():
         raise ConfigError(f"{name} is {path!r:.200}; it must be at most {MAX_PATH} printable characters")
+    if fault := name_fault(path):
+        raise ConfigError(f"{name} is {path!r:.200}, which {fault}")
     return path
 
 

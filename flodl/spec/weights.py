@@ -29,7 +29,7 @@ def save_checkpoint(model: torch.nn.Module, path: str | os.PathLike[str]) -> Non
     """
     stem = Stem.of(path)
     target = stem.plain(MODEL_SUFFIX)
-    if stem.meta.exists():
+    if os.path.lexists(stem.meta):
         raise CheckpointError(f"{target} is part of a run's checkpoint; choose another name, or remove {stem.meta}")
     try:
         stem.folder.mkdir(parents=True, exist_ok=True)

@@ -227,7 +227,7 @@ def spin_until(predicate: Callable[[], bool], run: Launched) -> None:
 
 def staged(stem: Path) -> list[str]:
     """Files of a save that is not settled."""
-    return [name for name in files(stem) if name not in ("run.fdl", "run.meta.json")]
+    return [name for name in files(stem) if name not in ("run.fdl", "run.meta.json", "run.fdl.lock")]
 
 
 def stage_of(stem: Path) -> str:

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,39 @@ def test_damage_is_named(tmp_path: Path) -> None:
         find(tmp_path / "run")
 
 
+@pytest.mark.parametrize("name", ["run.meta.json", "run.fdl"])
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [
+        (os.mkfifo, "a pipe or a device"),
+        (os.mkdir, "a folder"),
+        (lambda path: os.symlink("/dev/zero", path), "a pipe or a device"),
+    ],
+    ids=["pipe", "folder", "device"],
+)
+def test_what_is_no_file_is_named_and_not_read(
+    tmp_path: Path, name: str, make: Callable[[Path], None], kind: str
+) -> None:
+    save(tmp_path / "run", b"weights")
+    (tmp_path / name).unlink()
+    make(tmp_path / name)
+
+    for read in (find, look):
+        with pytest.raises(CheckpointError, match=rf"{name} is {kind}, expected a file"):
+            read(tmp_path / "run")
+    if name == "run.meta.json":
+        with pytest.raises(CheckpointError, match=rf"{name} is (a symbolic link|{kind})"):
+            save(tmp_path / "run", b"next")
+
+
+def test_part_of_another_size_is_not_read(tmp_path: Path) -> None:
+    save(tmp_path / "run", b"weights")
+    os.truncate(tmp_path / "run.fdl", 1 << 40)
+
+    with pytest.raises(CheckpointError, match=r"run\.fdl is damaged: it has 1099511627776 bytes, expected 7"):
+        find(tmp_path / "run")
+
+
 def test_absent_checkpoint_names_its_neighbours(tmp_path: Path) -> None:
     save(tmp_path / "run43", b"weights")
     with pytest.raises(CheckpointError, match=r"no checkpoint .*run42: .* there is run43$"):
@@ -162,6 +196,31 @@ def test_path_without_a_name_is_refused(path: str) -> None:
         Stem.of(path)
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("run\0", "holds a character that no file's name can have"),
+        ("a\0/run", "holds a character that no file's name can have"),
+        ("\ud800", "holds a character that no file's name can have"),
+        ("x" * 231, "names a file with 231 bytes in its name; it may have at most 230"),
+    ],
+)
+def test_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str, message: str) -> None:
+    for use in (find, look, Stem.of):
+        with pytest.raises(CheckpointError, match=message):
+            use(tmp_path / name)
+
+
+def test_longest_name_is_saved_and_found_and_a_longer_folder_told(tmp_path: Path) -> None:
+    save(tmp_path / ("x" * 230), b"weights", ".fdl", ".config.json")
+    assert content_of(find(tmp_path / ("x" * 230))) == b"weights"
+
+    with pytest.raises(CheckpointError, match="cannot be written: File name too long: take a shorter one"):
+        save(tmp_path / ("x" * 256) / "run", b"weights")
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        find(tmp_path / ("x" * 256) / "run")
+
+
 def test_folder_is_refused_with_an_example(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is a folder; name a checkpoint in it, such as .*/run"):
         Stem.of(tmp_path)
@@ -174,6 +233,34 @@ def test_symbolic_link_as_target_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(CheckpointError, match=r"is a symbolic link to .*elsewhere; save to that place itself"):
         save(tmp_path / "run", b"weights")
     assert (tmp_path / "elsewhere").read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe or a device"), (os.mkdir, "a folder")])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_what_is_no_file_in_the_place_of_a_part_is_refused_before_anything_is_written(
+    tmp_path: Path, make: Callable[[Path], None], kind: str, is_first: bool
+) -> None:
+    if not is_first:
+        save(tmp_path / "run", b"old")
+        (tmp_path / "run.fdl").unlink()
+    make(tmp_path / "run.fdl")
+    before = sorted(os.listdir(tmp_path))
+
+    with pytest.raises(CheckpointError, match=rf"run\.fdl is {kind}; move it, or take another save_path"):
+        save(tmp_path / "run", b"weights")
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_weights_that_no_checkpoint_names_are_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "run.fdl").write_bytes(b"precious")
+    with pytest.raises(CheckpointError, match=r"run\.fdl is there already and .* move it, or take another save_path"):
+        save(tmp_path / "run", b"weights")
+    assert os.listdir(tmp_path) == ["run.fdl"]
+    assert (tmp_path / "run.fdl").read_bytes() == b"precious"
+
+    (tmp_path / "run.fdl").rename(tmp_path / "mine.fdl")
+    save(tmp_path / "run", b"weights")
+    assert content_of(find(tmp_path / "run")) == b"weights"
 
 
 def test_folder_behind_a_link_is_as_good_as_any(tmp_path: Path) -> None:

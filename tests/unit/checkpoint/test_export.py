@@ -106,11 +106,14 @@ def test_export_replaces_nothing_unless_told_to(tmp_path: Path) -> None:
         ("weights", r"weights does not end in \.safetensors"),
         ("folder.safetensors", "is a folder; name a file"),
         ("link.safetensors", "is a symbolic link; name a file"),
+        ("pipe.safetensors", "is a pipe or a device; name a file"),
+        ("x" * 256 + ".safetensors", "cannot be written: File name too long: take a shorter one"),
     ],
 )
 def test_target_that_cannot_be_meant_is_refused(tmp_path: Path, name: str, message: str, is_forced: bool) -> None:
     save(tmp_path / "run", whole_state(Tied()))
     (tmp_path / "folder.safetensors").mkdir()
+    os.mkfifo(tmp_path / "pipe.safetensors")
     (tmp_path / "link.safetensors").symlink_to(tmp_path / "run.fdl")
 
     with pytest.raises(ConfigError, match=message):

@@ -175,6 +175,16 @@ def test_files_of_others_are_never_touched(stem: Stem) -> None:
     assert epoch_of(Stem(stem.folder, "run-e0009")) == 9
 
 
+def test_pipe_in_the_place_of_a_checkpoint_is_not_waited_for(stem: Stem) -> None:
+    for epoch in (1, 3):
+        os.mkfifo(stem.folder / f"run-e{epoch:04d}.meta.json")
+    save_and_keep(stem, 2, 2)
+    save(stem, 3)
+
+    assert "run-e0003.meta.json is a pipe or a device, expected a file" in keep(stem, 2)
+    assert epoch_of(stem) == 3
+
+
 def test_checkpoint_of_somebody_else_in_the_place_is_told_and_left(stem: Stem) -> None:
     save(Stem(stem.folder, "run-e0002"), 9)
     save_and_keep(stem, 1, 2)

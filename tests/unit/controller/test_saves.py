@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from flodl.checkpoint.bundle import Stem
+from flodl.checkpoint.locking import SUFFIX
 from flodl.checkpoint.reader import find
 from flodl.checkpoint.writer import BundleWriter
 from flodl.controller import saves as module
@@ -66,7 +67,9 @@ class Yard:
         return self.events.get(timeout=LIMIT_S)
 
     def files(self, folder: str = "ckpts") -> list[str]:
-        return sorted(os.listdir(self.folder / folder)) if (self.folder / folder).exists() else []
+        """All but the lock, which is held until the end."""
+        there = os.listdir(self.folder / folder) if (self.folder / folder).exists() else []
+        return sorted(name for name in there if not name.endswith(SUFFIX))
 
     def sum_works(self) -> bool:
         self.hub.open_sum(KEY, ("a",), LAYOUT)
@@ -132,6 +135,28 @@ def test_one_that_cannot_be_kept_is_a_warning(yard: Yard) -> None:
     assert isinstance(settled, SaveSettled)
     assert (settled.path, settled.error) == (str(yard.folder / "ckpts" / "run.fdl"), "")
     assert "run-e0001 is another checkpoint and is left alone" in settled.warning
+
+
+def test_second_run_at_the_same_stem_is_told_and_touches_nothing_until_the_first_has_ended(
+    yard: Yard, tmp_path: Path
+) -> None:
+    yard.save(1, b"first")
+    other = Yard(tmp_path)
+    try:
+        for transfer in (1, 2):
+            refused = other.save(transfer, b"second")
+            assert isinstance(refused, SaveSettled)
+            assert f"another run is saving to {tmp_path}/ckpts/run (process {os.getpid()} on " in refused.error
+            yard.save(transfer + 1, b"first")
+            assert find(tmp_path / "ckpts" / "run").paths[".fdl"].read_bytes() == b"first"
+        yard.saves.close()
+        assert os.path.exists(other.save(3, b"second").path)
+    finally:
+        other.hub.close()
+        other.saves.close()
+        other.host.close()
+    assert find(tmp_path / "ckpts" / "run").paths[".fdl"].read_bytes() == b"second"
+    assert sorted(os.listdir(tmp_path / "ckpts")) == ["run.fdl", "run.meta.json"]
 
 
 def test_state_may_come_before_its_folder_is_ready(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import errno
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,13 @@ def test_planted_token_link_is_not_followed(state_home: Path, tmp_path: Path) ->
     (tmp_path / "elsewhere").write_text("00" * 32)
     with pytest.raises(ConfigError):
         RunDir(folder).read_token()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_token_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / "token")
+    with pytest.raises(ConfigError, match=r"token: no regular file; the run's token cannot be read"):
+        rundir.read_token_file(tmp_path / "token")
 
 
 @pytest.mark.parametrize(("text", "mode"), [("00" * 32, 0o644), ("zz" * 32, 0o600), ("00", 0o600), ("é", 0o600)])

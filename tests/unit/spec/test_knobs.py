@@ -425,6 +425,7 @@ def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
         ({"save_path": ".."}, "save_path is '..', which names no file"),
         ({"save_path": "run\0"}, r"save_path is 'run\\x00'; it must be at most 4096 printable characters"),
         ({"save_path": "run\udcff"}, "printable characters"),
+        ({"save_path": "x/" + "é" * 116}, "which names a file with 232 bytes in its name; it may have at most 230"),
         ({"save_path": "x" * 4097}, "at most 4096"),
         ({"resume_from": True}, "resume_from is True; pass a path"),
         ({"checkpoint_every": 0, "save_path": "run"}, "checkpoint_every is 0; it must be at least 1"),
