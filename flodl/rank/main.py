@@ -41,6 +41,7 @@ from flodl.runtime.blocking import BlockingFrames
 from flodl.spec.fingerprint import config_fingerprint, model_fingerprint
 from flodl.spec.job import TrainingJob
 from flodl.spec.state import StateInfo, write_state
+from flodl.spec.words import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     else:
         exit_code = end.exit_code
         if exit_code:
-            sys.stderr.write(f"flodl: rank {mine.rank}: {end.reason}\n")
+            sys.stderr.write(f"flodl: rank {mine.rank}: {printable(end.reason)}\n")
     if process.must_hard_exit:
         _flush()
         os._exit(exit_code)
