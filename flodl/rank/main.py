@@ -165,8 +165,15 @@ class _RankProcess:
             agent.send,
             ScriptCallbacks(stepper, config),
             hand_over,
-            lambda: take_whole_state(ticket.inbox_fd, stepper, outer),
+            lambda: take_whole_state(
+                ticket.inbox_fd, stepper, outer, warn=_warn if not ticket.rank else lambda _: None
+            ),
         )
+
+
+def _warn(text: str) -> None:
+    """Rank 0 alone says it: all have the same script and the same checkpoint."""
+    sys.stderr.write(f"flodl: warning: {text}\n")
 
 
 def _device(ticket: RankTicket) -> torch.device:
