@@ -75,13 +75,14 @@ def cli() -> None:
 def main(argv: list[str] | None = None) -> None:
     """The console script's entry point; always ends by SystemExit."""
     from flodl.errors import FlodlError
+    from flodl.spec.words import printable
 
     try:
         code = cli.main(args=argv, prog_name="fdl", standalone_mode=False)
     except FlodlError as error:
         if os.environ.get("FDL_TRACEBACK"):
             raise
-        click.echo(f"fdl: {error}", err=True)
+        click.echo(f"fdl: {printable(str(error))}", err=True)
         code = error.exit_code
     except click.ClickException as error:
         error.show()

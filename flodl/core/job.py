@@ -137,6 +137,7 @@ class JobCore:
         self._settings = settings
         self._deadline_s: float | None = None
         self._drained: dict[HostName, dict[RankId, None]] = {}
+        self._released: set[HostName] = set()
         self._losses = Losses()
 
     # ----------------------------------------------------------------------------------------------------- contract
@@ -248,7 +249,7 @@ class JobCore:
             case Beat():
                 return self._on_beat(host, message, now_s)
             case RankExited():
-                return self._on_rank_exited(host, message, now_s)
+                return self._on_rank_exited(host, message, now_s) + self._release_guest(host)
             case HostStopped(_, reason):
                 return self._host_gone(host, f"stopped: {reason}", now_s)
             case StopWanted():
@@ -285,7 +286,9 @@ class JobCore:
         actions: list[JobAction] = [DropHost(host, reason)]
         if self.phase is Phase.WAITING:
             self.startup.window.leave(host, reason)
-        if self._drained.pop(host, None) is not None and not self._alive(host):
+        is_let_go = self._drained.pop(host, None) is not None or host in self._released
+        self._released.discard(host)
+        if is_let_go and not self._alive(host):
             return [*actions, Record("host_left", Severity.INFO, f"{host} has left the run", {"host": host})]
         if self.phase is not Phase.ENDING:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
@@ -403,7 +406,10 @@ class JobCore:
         self.growth.lose((rank,))
         actions += self._bury_quietly(rank, reason)
         stays = self._alive(host) or host in self._drained  # then it leaves in order
-        return actions if stays else [*actions, SendHost(host, StopHost(reason, 0.0))]
+        if stays:
+            return actions
+        self._released.add(host)
+        return [*actions, SendHost(host, StopHost(reason, 0.0))]
 
     def _on_finished(self, host: HostName, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
@@ -420,6 +426,15 @@ class JobCore:
             return []
         del waiting[rank]
         return [] if waiting else [SendHost(host, StopHost("it is drained", self._settings.stop_grace_s))]
+
+    def _release_guest(self, host: HostName) -> list[JobAction]:
+        """A host outside the roster whose last rank is dead has nothing left to do here; it may join again."""
+        is_guest = host in self.hosts and host not in self._settings.join.roster
+        is_leaving = self.ending.is_decided or host in self._drained or host in self._released
+        if self.phase is not Phase.TRAINING or not is_guest or is_leaving or self._alive(host):
+            return []
+        self._released.add(host)
+        return [SendHost(host, StopHost("its last rank is lost", self._settings.stop_grace_s))]
 
     def _on_rank_error(self, host: HostName, message: RankError, now_s: float) -> list[JobAction]:
         failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, message.traceback, 1, 0)
@@ -574,8 +589,11 @@ class JobCore:
             return [Record("drain_refused", Severity.WARNING, refusal, {"host": event.host})]
         host, ranks = event.host, self._alive(event.host)
         self._drained[host] = dict.fromkeys(ranks)
-        detail = f"{event.source} drains {host}: rank {', '.join(map(str, ranks))} leave at the next commit"
+        named = f"rank {', '.join(map(str, ranks))} leave at the next commit"
+        detail = f"{event.source} drains {host}: {named if ranks else 'no rank of it takes part; it leaves now'}"
         actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
+        if not ranks:
+            return [*actions, SendHost(host, StopHost("it is drained", self._settings.stop_grace_s))]
         for rank in ranks:
             if rank in self.growth:
                 actions += self._send_away(rank, DRAINED) + self._release_host(host, rank)

@@ -45,6 +45,7 @@ from flodl.spec.job import TrainingJob
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.preemption import exit_code_of, stop_when_preempted
 from flodl.spec.state import load_state
+from flodl.spec.words import printable
 from flodl.wire.handshake import Role
 
 log = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ def _print_without_traceback(quiet: FlodlError) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is quiet:
-            sys.stderr.write(f"flodl: {error}\n")
+            sys.stderr.write(f"flodl: {printable(str(error))}\n")
         else:
             show(kind, error, trace)
 

@@ -41,11 +41,12 @@ MAX_LINE_BYTES: Final = 8 << 20
 class ControllerClient:
     """A client of one controller. Connections are opened per call."""
 
-    def __init__(self, run_id: str, token: bytes, address: str, port: int) -> None:
+    def __init__(self, run_id: str, token: bytes, address: str, port: int, pid: int | None = None) -> None:
         self._run_id = run_id
         self._token = token
         self._address = address
         self._port = port
+        self._pid = pid
 
     @classmethod
     def of(cls, run: RunDir, info: ControllerInfo) -> "ControllerClient":
@@ -54,7 +55,7 @@ class ControllerClient:
         Raises:
             ConfigError: the run's token cannot be read.
         """
-        return cls(run.run_id, run.read_token(), info.address, info.port)
+        return cls(run.run_id, run.read_token(), info.address, info.port, info.pid)
 
     def stop(self, source: str, *, abort: bool, exit_code: int) -> str:
         """Ask for an orderly stop, or for an end at once (``abort``).
@@ -96,7 +97,7 @@ class ControllerClient:
             try:
                 data = json.loads(response.read(64 << 20))
             except (OSError, http.client.HTTPException, ValueError) as error:
-                raise PeerLost(f"controller {self._address}:{self._port}: /state.json: {error}") from None
+                raise self._lost(error, "/state.json") from None
         return data if isinstance(data, dict) else {}
 
     def follow(self, path: str, query: dict[str, str | int]) -> Iterator[dict[str, Any]]:
@@ -112,7 +113,7 @@ class ControllerClient:
                     if isinstance(data, dict):
                         yield data
             except (OSError, http.client.HTTPException, ValueError) as error:
-                raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
+                raise self._lost(error, path) from None
 
     def ask_bootstrap(self, host: HostName) -> Bootstrap | Declined:
         """Ask what a daemon needs on a machine that joins as ``host``.
@@ -143,7 +144,20 @@ class ControllerClient:
                 words.send(request)
                 return words.receive(allowed)
         except (OSError, EOFError) as error:
-            raise PeerLost(f"controller {self._address}:{self._port}: {error}") from None
+            raise self._lost(error) from None
+
+    def _lost(self, error: Exception, path: str = "") -> PeerLost:
+        where = f"controller {self._address}:{self._port}"
+        if not isinstance(error, TimeoutError):
+            return PeerLost(": ".join(part for part in (where, path, str(error)) if part))
+        pid = "" if self._pid is None else f" (pid {self._pid})"
+        at = f" of run {self._run_id}" if self._run_id else ""
+        remedy = f"kill -KILL {self._pid or 'PID'}, then fdl launch --resume {self._run_id or 'RUN'}"
+        return PeerLost(
+            f"{where}{pid}{at} does not answer: timed out\n"
+            f"  its process is stopped or hangs, or the network drops what is sent: try again; if it stays so, on its "
+            f"machine: {remedy}"
+        )
 
     def _get(self, path: str, query: dict[str, str | int], timeout_s: float) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection(self._address, self._port, timeout=TIMEOUT_S)
@@ -156,7 +170,7 @@ class ControllerClient:
             response = connection.getresponse()
             sock.settimeout(timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {error}") from None
+            raise self._lost(error, path) from None
         if response.status != http.HTTPStatus.OK:
             said = response.read(1024).decode("ascii", "replace")
             raise PeerLost(f"controller {self._address}:{self._port}: {path}: {response.status} {said}")

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flodl.core.ending import KIND_HOST
+from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_HOST
 from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
+from flodl.spec.words import printable
 
 LAST_LINES: Final = 40
 MAX_TAIL_BYTES: Final = 1 << 18
@@ -53,7 +54,7 @@ def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
 
 
 def _message(outcome: Mapping[str, Any]) -> str:
-    message, failure = str(outcome.get("message", "")), outcome.get("failure")
+    message, failure = printable(str(outcome.get("message", ""))), outcome.get("failure")
     is_repeated = isinstance(failure, dict) and _what(failure) in message
     return f": {message}" if message and not is_repeated else ""
 
@@ -64,7 +65,7 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     printed = [line for line in last_lines(path, MAX_TAIL_BYTES) if is_shown(line)][-LAST_LINES:]
     if failure.get("kind") == "head" and not failure.get("signal"):
         said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
-        what = next(said_last, what)  # the script's own words say more than its exit code
+        what = printable(next(said_last, what))  # the script's own words say more than its exit code
     lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
@@ -94,7 +95,7 @@ def _who(failure: Mapping[str, Any], state: Mapping[str, Any]) -> str:
 
 
 def _what(failure: Mapping[str, Any]) -> str:
-    return str(failure.get("error", "")).strip() or str(failure.get("kind", "unknown"))
+    return printable(str(failure.get("error", "")).strip() or str(failure.get("kind", "unknown")))
 
 
 def _rest(outcome: Mapping[str, Any]) -> list[str]:
@@ -104,8 +105,9 @@ def _rest(outcome: Mapping[str, Any]) -> list[str]:
         lines.append(f"{collateral} more failure(s) only followed from it")
     if losses:
         named = ", ".join(_who(loss, {}) for loss in losses[:8] if isinstance(loss, dict))
-        # Where no rank is left nothing was tolerated: these are the first of those that ended the run.
-        fate = "came before it" if outcome.get("status") == "failed" else "were tolerated"
+        # Where no rank is left, or max_failure has ended the run, nothing was tolerated: these ended it.
+        is_ended_by_loss = outcome.get("status") == "failed" or outcome.get("exit_code") == EXIT_TOO_FEW_RANKS
+        fate = "came before it" if is_ended_by_loss else "were tolerated"
         lines.append(f"{len(losses)} loss(es) {fate}: {named}")
     return lines
 

@@ -27,16 +27,18 @@ from flodl.errors import (
     PeerLost,
     PreflightError,
 )
-from flodl.ids import HostName
+from flodl.ids import HostName, RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import ControllerClient
 from flodl.launch.devices import offered
 from flodl.launch.local import LocalDaemon, start_local
 from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.presence import Presence
+from flodl.launch.progress import is_shown
 from flodl.launch.running import DaemonEnded
 from flodl.launch.terminal import Terminal
 from flodl.messages import Declined
+from flodl.spec.words import printable
 
 LOOK_S: Final = 0.25
 """Between two looks at the run's state."""
@@ -47,6 +49,10 @@ EARLY_S: Final = 3600.0
 
 BOUND_GRACE_S: Final = 15.0
 """On top of the ranks' stop grace: the last logs, the farewell."""
+
+LAST_LINES: Final = 200
+SHOWN_LINES: Final = 20
+"""Of a rank that cannot take part: so many lines are asked for, and of those that are shown so many are left."""
 
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -219,14 +225,27 @@ class _Guest:
             self._terminal.result(f"host {host} has left at once")
             return 128 + self._signals[-1]
         if presence.refusals and not presence.took_part and not self._signals:
-            raise JoinRefused(f"host {host} cannot take part: " + "; ".join(presence.refusals))
+            said = f"host {host} cannot take part: " + "; ".join(presence.refusals)
+            raise JoinRefused(said + self._last_words(presence.refused))
         if ended.code:
             goes_on = f"its daemon {ended.reason}; the run goes on without it; its log is {log_path}"
             raise (FlodlError if presence.has_joined else JoinRefused)(f"host {host}: {goes_on}")
         if not presence.has_joined:
             raise JoinRefused(f"host {host} was sent away before it joined; see {log_path}")
+        if presence.lost and not self._signals:
+            raise FlodlError(f"host {host} has left, every rank of it is lost; the run goes on: {presence.lost}")
         self._terminal.result(presence.farewell())
         return 1 if presence.has_failed else 0
+
+    def _last_words(self, rank: RankId) -> str:
+        """What ``rank`` said last on stderr, from the controller, which keeps the logs; empty where it has none."""
+        query: dict[str, str | int] = {"ranks": str(rank), "stream": "stderr", "tail": LAST_LINES}
+        try:
+            texts = [str(line.get("text", "")).rstrip("\n") for line in self._client.follow("/logs", query)]
+        except FlodlError:
+            return ""
+        lines = [f"\n  | {printable(text)}" for text in texts if is_shown(text)][-SHOWN_LINES:]
+        return f"\nlast lines of rank {rank}'s stderr:{''.join(lines)}" if lines else ""
 
 
 def _own_folder(project: str, given: Bootstrap) -> str:

@@ -14,9 +14,11 @@ class Presence:
         self.has_joined = False
         self.took_part = False
         self.refusals: list[str] = []
+        self.refused: RankId = -1
         self._host, self._run_id = host, run_id
         self._strangers: set[RankId] | None = None
         self._seen: dict[RankId, str] = {}
+        self._losses: dict[RankId, str] = {}
         self._is_leaving = False
         self._ending = ""
         self._message = ""
@@ -40,6 +42,14 @@ class Presence:
         for rank, each in mine.items():
             lines += self._change(rank, each["state"], each.get("reason", ""), state.get("phase") == "training")
         return lines + self._departure(state)
+
+    @property
+    def lost(self) -> str:
+        """Why the host has left a run that goes on, when its ranks took part and all of them are lost; else empty."""
+        is_over = bool(self._ending) or self._is_leaving or not self.took_part
+        if is_over or not self._seen or any(state != "dead" for state in self._seen.values()):
+            return ""
+        return "; ".join(f"rank {rank}: {reason}" for rank, reason in self._losses.items())
 
     def farewell(self) -> str:
         """The last line, after the daemon has left in order."""
@@ -71,8 +81,10 @@ class Presence:
                 self._is_leaving = True
                 return []
             case "dead" if before in ("live", "suspect", "finished"):
+                self._losses[rank] = reason
                 return [f"rank {rank} is lost: {reason}"] if does_train else []
             case "dead":
+                self.refused = rank if not self.refusals else self.refused
                 self.refusals.append(f"rank {rank}: {reason}")
                 return [f"rank {rank} does not take part: {reason}"]
             case _:

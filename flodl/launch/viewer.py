@@ -25,6 +25,7 @@ from flodl.launch.keyboard import Keyboard
 from flodl.launch.progress import Progress, epoch_line, is_shown, log_line
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
+from flodl.spec.words import printable
 
 POLL_S: Final = 0.2
 STATE_EVERY_S: Final = 1.0
@@ -205,7 +206,7 @@ class Viewer:
                 self._terminal.say(str(line.get("text", "")))
 
     def _show_event(self, line: Mapping[str, Any]) -> None:
-        event, detail = str(line.get("event", "")), str(line.get("detail", ""))
+        event, detail = str(line.get("event", "")), printable(str(line.get("detail", "")))
         severity = line.get("severity")
         if event == "eval":
             self._terminal.result(f"fdl: {detail}")

@@ -41,6 +41,7 @@ from flodl.runtime.blocking import BlockingFrames
 from flodl.spec.fingerprint import config_fingerprint, model_fingerprint
 from flodl.spec.job import TrainingJob
 from flodl.spec.state import StateInfo, write_state
+from flodl.spec.words import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def run_rank(ticket: Mapping[str, Any], job: TrainingJob) -> NoReturn:
     else:
         exit_code = end.exit_code
         if exit_code:
-            sys.stderr.write(f"flodl: rank {mine.rank}: {end.reason}\n")
+            sys.stderr.write(f"flodl: rank {mine.rank}: {printable(end.reason)}\n")
     if process.must_hard_exit:
         _flush()
         os._exit(exit_code)
@@ -164,8 +165,15 @@ class _RankProcess:
             agent.send,
             ScriptCallbacks(stepper, config),
             hand_over,
-            lambda: take_whole_state(ticket.inbox_fd, stepper, outer),
+            lambda: take_whole_state(
+                ticket.inbox_fd, stepper, outer, warn=_warn if not ticket.rank else lambda _: None
+            ),
         )
+
+
+def _warn(text: str) -> None:
+    """Rank 0 alone says it: all have the same script and the same checkpoint."""
+    sys.stderr.write(f"flodl: warning: {text}\n")
 
 
 def _device(ticket: RankTicket) -> torch.device:

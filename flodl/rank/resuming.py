@@ -2,12 +2,13 @@
 
 What comes back is what ``flodl.rank.saving`` wrote, in place wherever there is a place: model, parameter groups, tensor
 learning rates and the outer optimizer's slots keep their memory, so that whoever holds them sees the new values.
-Hyperparameters come from the file, as with torch's own ``load_state_dict``; one that only this training has stays. With
+Hyperparameters come from the file, as with torch's own ``load_state_dict``; one that only this training has stays. The
+number of steps that a scheduler is built for is the script's where the rate follows from it and the position. With
 a scheduler that cannot be put back, groups stay as they are: it is stepped from its beginning to where the run is.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,9 +24,12 @@ from flodl.spec.state_file import Place, StateFile, describe_tensor
 from flodl.spec.tree import Node, decode
 
 NAME = "the saved state"
+Warn: TypeAlias = Callable[[str], object]
 
 
-def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None, *, is_alone: bool = False) -> None:
+def take_whole_state(
+    fd: int, stepper: Stepper, outer: OuterStep | None, *, is_alone: bool = False, warn: Warn = lambda _: None
+) -> None:
     """Load the file behind ``fd`` into model, optimizer, schedule and loss scaler, and into ``outer``.
 
     Args:
@@ -33,6 +37,7 @@ def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None, *, is_a
         stepper: has model, optimizer, schedule and loss scaler.
         outer: None without an outer optimizer.
         is_alone: there is nobody to average with, so that what an outer optimizer remembers is left where it is.
+        warn: is told, in a line each, what the script asks for now and what goes on instead.
 
     Raises:
         CheckpointError: the file is damaged, or of another training; the message names the first thing that differs.
@@ -47,9 +52,9 @@ def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None, *, is_a
         raise CheckpointError(f"{NAME} has no optimizer: it is the trained state only, and no checkpoint") from None
     try:
         parts = (
-            _Schedule(whole["scheduler"], file, stepper.schedule),
+            _Schedule(whole["scheduler"], file, stepper.schedule, warn),
             _Scaler(whole["scaler"], file, stepper.scaler),
-            _Optimizer(whole["optimizer"], file, stepper, names),
+            _Optimizer(whole["optimizer"], file, stepper, names, warn),
             _Outer(whole["outer"], file, outer, is_alone),
         )
         newest_epoch = int(file.note["epochs"])
@@ -57,13 +62,14 @@ def take_whole_state(fd: int, stepper: Stepper, outer: OuterStep | None, *, is_a
         raise CheckpointError(f"{NAME} is damaged: its header does not fit together: {error!r:.200}") from None
     for part in parts:  # the schedule first: its code is the script's, and may refuse
         part.load()
+    parts[0].settle()
     for name, tensor in model.items():
         tensor.detach().copy_(file.read(name))
     stepper.newest_epoch = newest_epoch
 
 
 class _Schedule:
-    def __init__(self, saved: Mapping[str, Any], file: StateFile, schedule: Schedule) -> None:
+    def __init__(self, saved: Mapping[str, Any], file: StateFile, schedule: Schedule, warn: Warn) -> None:
         _require_same("scheduler", saved["class"], schedule.name)
         self._schedule, self._file, self._node, self._own = schedule, file, saved["state"], schedule.state()
         state = _look(file, self._node, "scheduler")
@@ -71,17 +77,32 @@ class _Schedule:
             raise ValueError("scheduler")
         if state is not None and not (isinstance(state, tuple) and [type(part) for part in state] == [int, dict]):
             raise ValueError("scheduler")
+        self._warn, self._has_moved = warn, False
 
     def load(self) -> None:
         if self._own is None:
             return
         try:
-            self._schedule.restore(decode(self._node, "scheduler", lambda name, _: self._file.read(name)))
+            state = decode(self._node, "scheduler", lambda name, _: self._file.read(name))
+            differing = self._schedule.horizons(state)
+            kept = self._schedule.keep_horizon(state) if differing else None
+            self._schedule.restore(state if kept is None else kept)
         except Exception as error:
             self._schedule.restore(self._own)
             raise CheckpointError(
                 f"{self._schedule.name} did not take its state from {NAME}: {describe(error)}"
             ) from error
+        if differing:
+            self._has_moved = kept is not None
+            goes_on = "it goes on with the script's" if kept is not None else "what is there stays, not the script's"
+            self._warn(
+                f"{self._schedule.name} in {NAME} was built for another length ({'; '.join(differing)}): {goes_on}"
+            )
+
+    def settle(self) -> None:
+        """After the optimizer's groups: the rate is that of the position in the script's own horizon."""
+        if self._has_moved:
+            self._schedule.renew_rate()
 
 
 class _Scaler:
@@ -127,8 +148,11 @@ class _Outer:
 
 
 class _Optimizer:
-    def __init__(self, saved: Mapping[str, Any], file: StateFile, stepper: Stepper, names: Mapping[int, str]) -> None:
+    def __init__(
+        self, saved: Mapping[str, Any], file: StateFile, stepper: Stepper, names: Mapping[int, str], warn: Warn
+    ) -> None:
         optimizer = stepper.optimizer
+        self._warn, self._compared = warn, _compared(stepper.schedule.scheduler)
         _require_same("optimizer", saved["class"], type(optimizer).__qualname__)
         self._file, self._optimizer = file, optimizer
         self._takes_groups = stepper.schedule.scheduler is None or stepper.schedule.state() is not None
@@ -155,8 +179,16 @@ class _Optimizer:
             else:
                 state.pop(parameter, None)
         if self._takes_groups:
+            kept: dict[str, None] = {}
             for group, node in zip(self._optimizer.param_groups, self._groups, strict=True):
-                _put(group, decode(node, OPTIMIZER, lambda name, _: self._fetch(name)))
+                values = decode(node, OPTIMIZER, lambda name, _: self._fetch(name))
+                for key in self._compared:
+                    there, here = _plain(values.get(key)), _plain(group.get(key))
+                    if None not in (there, here) and there != here:
+                        kept[f"{key.removeprefix('initial_')} {there!r} (the script asks for {here!r})"] = None
+                _put(group, values)
+            if kept:
+                self._warn(f"resume_from keeps the optimizer's {', '.join(kept)}")
         self._read.clear()
 
     def _load_state(self, name: str, parameter: torch.Tensor) -> None:
@@ -201,6 +233,23 @@ class _Optimizer:
                     raise ValueError(key)
                 if key in group and (isinstance(value, Place) or isinstance(group[key], torch.Tensor)):
                     _require_fit(f"{OPTIMIZER}/{place}/{key}", value, group[key])
+
+
+def _compared(scheduler: Any) -> tuple[str, ...]:
+    """The hyperparameters of a group that ``scheduler`` does not move, so that a difference is the script's."""
+    moved = ("momentum", "betas") if getattr(scheduler, "cycle_momentum", False) else ()
+    rate = "lr" if scheduler is None else "initial_lr"
+    return (
+        rate,
+        *(key for key in ("momentum", "betas", "weight_decay", "dampening", "eps", "alpha") if key not in moved),
+    )
+
+
+def _plain(value: Any) -> Any:
+    """A tensor of one element as its number, a list as a tuple."""
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _look(file: StateFile, node: Node, where: str) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, PolynomialLR, ReduceLROnPlateau
 
 from flodl.errors import UsageError
 from flodl.ids import batch_count
@@ -19,6 +19,9 @@ from flodl.messages import Settings
 from flodl.rank.words import describe_value
 
 SchedulerFn = Callable[[torch.optim.Optimizer, int], Any]
+
+_HORIZONS: Final = ("T_max", "total_steps", "total_iters")
+"""What torch's schedulers call the number of steps that they are built for."""
 
 _ROUNDING: Final = 1e-6
 """Batches: a position that is a whole number but for the noise of a division counts as that number."""
@@ -59,6 +62,42 @@ class Schedule:
             return None
         return self._done, copy.deepcopy(self.scheduler.state_dict())
 
+    def horizons(self, state: tuple[int, Mapping[str, Any]]) -> list[str]:
+        """What the script's scheduler and one saved as ``state`` were built for, where they differ: named, both."""
+        own = self.state()
+        return [] if own is None else _differing(state[1], own[1])
+
+    def keep_horizon(self, state: tuple[int, Mapping[str, Any]]) -> tuple[int, Mapping[str, Any]] | None:
+        """``state`` with the horizon that the script's scheduler was built for.
+
+        None where the rate does not follow from position and horizon alone, or where the position is beyond it.
+        """
+        own = self.state()
+        if own is None or type(self.scheduler) not in (CosineAnnealingLR, PolynomialLR, OneCycleLR):
+            return None
+        horizon = {key: own[1][key] for key in (*_HORIZONS, "_schedule_phases") if key in own[1]}
+        kept = {**state[1], **horizon}
+        beyond = any(kept["last_epoch"] > horizon[key] for key in _HORIZONS if key in horizon)
+        return None if beyond else (state[0], kept)
+
+    def renew_rate(self) -> None:
+        """The rate, and a momentum that cycles, of where a scheduler that ``keep_horizon`` knows stands."""
+        scheduler = self.scheduler
+        if isinstance(scheduler, OneCycleLR):
+            scheduler.last_epoch -= 1
+            scheduler._step_count -= 1
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                scheduler.step()
+            return
+        rates = scheduler._get_closed_form_lr()
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = float(rate)
+        scheduler._last_lr = [group["lr"] for group in scheduler.optimizer.param_groups]
+
     def restore(self, state: tuple[int, Mapping[str, Any]]) -> None:
         """Back to ``state``; the next window's position is caught up with as ever."""
         self._done = state[0]
@@ -88,6 +127,23 @@ class Schedule:
         with warnings.catch_warnings():  # a rank without a step yet, or one that the loss scaler skipped, is no mistake
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
             self.scheduler.step()
+
+
+def _differing(saved: Mapping[str, Any], own: Mapping[str, Any]) -> list[str]:
+    found = [
+        f"{key.lstrip('_')} {_shown(saved[key])} there, {_shown(own[key])} in the script"
+        for key in (*_HORIZONS, "milestones", "_milestones")
+        if key in saved and key in own and saved[key] != own[key]
+    ]
+    parts = (saved.get("_schedulers"), own.get("_schedulers"))  # of one that is made of others
+    if all(isinstance(part, list | tuple) for part in parts):
+        for there, here in zip(*parts, strict=False):  # type: ignore[arg-type]  # they are sequences
+            found += _differing(there, here) if isinstance(there, Mapping) and isinstance(here, Mapping) else []
+    return found
+
+
+def _shown(value: Any) -> str:
+    return f"{sorted(value) if isinstance(value, Mapping) else value!r}"[:80]
 
 
 def total_steps(settings: Settings, merge_single_tail: bool) -> int:

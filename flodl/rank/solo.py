@@ -145,6 +145,10 @@ def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.
             os._exit(UsageError.exit_code)
 
 
+def _warn(text: str) -> None:
+    sys.stderr.write(f"flodl: warning: {text}\n")
+
+
 class _Solo:
     """The controller's, the daemon's and the head's part for one rank, and the thread that trains."""
 
@@ -202,7 +206,7 @@ class _Solo:
             self._hear_rank,
             ScriptCallbacks(stepper, self._job.config),
             self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
-            lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True)),
+            lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True, warn=_warn)),
         )
 
     def _open(self, ready: RankReady, device: torch.device) -> None:

@@ -1,8 +1,9 @@
 """What an uncaught error of flodl leaves: the exit code that docs/operations.md gives to its class, and its words.
 
-A ``ConfigError``, which is the script's to mend, is told by its message and the script's own places. Under ``fdl`` the
-whole traceback follows in the log, each line marked: the launching terminal leaves these lines out. Without ``fdl``
-there is no log, and ``FDL_TRACEBACK=1`` shows the whole instead.
+A ``ConfigError``, which is the script's to mend, is told by its message and the script's own places; so are the errors
+with which ``join()`` ends a training, ``CheckpointError`` and ``RankFailed``, where nothing else caused them. Under
+``fdl`` the whole traceback follows in the log, each line marked: the launching terminal leaves these lines out. Without
+``fdl`` there is no log, and ``FDL_TRACEBACK=1`` shows the whole instead.
 """
 
 import os
@@ -10,7 +11,7 @@ import sys
 import traceback
 from types import FrameType, TracebackType
 
-from flodl.errors import ConfigError, FlodlError
+from flodl.errors import CheckpointError, ConfigError, FlodlError, RankFailed
 from flodl.spec.context import ROLE_VARIABLE
 
 MARK = "flodl traceback | "
@@ -36,7 +37,7 @@ def exit_with_own_code() -> None:
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        is_ours = isinstance(error, ConfigError) and show is sys.__excepthook__ and sys.stderr is not None
+        is_ours = _is_told(error) and show is sys.__excepthook__ and sys.stderr is not None
         is_logged = ROLE_VARIABLE in os.environ
         if is_ours and (is_logged or not os.environ.get(TRACEBACK_VARIABLE)):
             sys.stderr.write(_words(error, trace) + (_whole(error) if is_logged else _HINT))
@@ -46,6 +47,12 @@ def exit_with_own_code() -> None:
             raise SystemExit(error.exit_code)  # from a hook the interpreter takes it, and atexit handlers run
 
     sys.excepthook = hook
+
+
+def _is_told(error: BaseException) -> bool:
+    """Whether its message tells what flodl's own frames could."""
+    is_of_join = isinstance(error, CheckpointError | RankFailed) and error.__cause__ is None
+    return is_of_join or isinstance(error, ConfigError)
 
 
 def _words(error: BaseException, trace: TracebackType | None) -> str:

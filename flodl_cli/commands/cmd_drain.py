@@ -31,8 +31,11 @@ def command(host: str, run: str | None) -> int:
     if info is None:
         raise ConfigError(f"run {label} has not started yet")
     client = ControllerClient.of(chosen, info)
-    ranks = ", ".join(map(str, client.drain(host, "fdl drain"))) or "none that takes part"
-    click.echo(f"host {host} leaves run {label} at the next commit, without loss: rank {ranks}")
+    ranks = ", ".join(map(str, client.drain(host, "fdl drain")))
+    if ranks:
+        click.echo(f"host {host} leaves run {label} at the next commit, without loss: rank {ranks}")
+    else:
+        click.echo(f"no rank of host {host} takes part in run {label}; it leaves now")
     click.echo(f"host {host} has left; the run goes on" if _wait(chosen, client, host) else f"run {label} has ended")
     return 0
 

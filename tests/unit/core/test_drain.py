@@ -197,6 +197,37 @@ def test_newcomer_on_a_host_that_is_drained_goes_at_once() -> None:
     assert cohort.sent(StopHost) == [StopHost("it is drained", 30.0)]
 
 
+def test_host_without_a_live_rank_leaves_at_once() -> None:
+    cohort = training()
+    kill(cohort, 0)
+    assert "a" in cohort.core.hosts  # of the roster: it stays until it is told
+    assert cohort.sent(StopHost) == []
+    drain(cohort, "a")
+    assert cohort.records("draining") == ["fdl drain drains a: no rank of it takes part; it leaves now"]
+    assert cohort.sent(StopHost) == [StopHost("it is drained", 30.0)]
+    assert cohort.records("host_left") == ["a has left the run"]
+    assert "a" not in cohort.core.hosts
+
+
+def test_guest_leaves_with_its_last_rank_and_may_join_again() -> None:
+    cohort = training()
+    for rank in (3, 5):
+        cohort.say(hello("c", 2), "c")
+        for each in (rank, rank + 1):
+            cohort.say(cohort.ready(each), "c")
+        step(cohort)
+        assert live(cohort) == (0, 1, 2, rank, rank + 1)
+        stopped = len(cohort.sent(StopHost))
+        cohort.say(RankExited(rank, 0, 9, by_us=False), "c")
+        assert len(cohort.sent(StopHost)) == stopped
+        assert "c" in cohort.core.hosts
+        cohort.say(RankExited(rank + 1, 0, 9, by_us=False), "c")
+        assert cohort.sent(StopHost)[stopped:] == [StopHost("its last rank is lost", 30.0)]
+        assert "c" not in cohort.core.hosts
+    assert cohort.records("host_left") == ["c has left the run"] * 2
+    assert cohort.records("host_lost") == []
+
+
 # ---------------------------------------------------------------------------------------------- what losses amount to
 @pytest.mark.parametrize(("limit", "losses"), [(1, 1), (2, 2), (0.3, 1), (0.5, 2), (0.34, 2)])
 def test_run_that_has_lost_too_many_saves_and_stops(limit: float, losses: int) -> None:

@@ -186,3 +186,29 @@ def test_controller_that_is_gone_is_a_lost_peer() -> None:
         client.stop("x", abort=False, exit_code=143)
     with pytest.raises(PeerLost):
         client.state()
+
+
+@pytest.mark.parametrize("ask", ["state", "stop", "follow"])
+def test_controller_that_does_not_answer_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPatch, ask: str) -> None:
+    monkeypatch.setattr("flodl.launch.control.TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as frozen:
+        port = frozen.getsockname()[1]
+        client = ControllerClient(RUN_ID, TOKEN, "127.0.0.1", port, 4711)
+        questions: dict[str, Callable[[], object]] = {
+            "state": client.state,
+            "stop": lambda: client.stop("test", abort=False, exit_code=143),
+            "follow": lambda: list(client.follow("/logs", {})),
+        }
+        with pytest.raises(PeerLost) as caught:
+            questions[ask]()
+    said = str(caught.value)
+    assert said.startswith(f"controller 127.0.0.1:{port} (pid 4711) of run {RUN_ID} does not answer: timed out\n")
+    assert said.endswith(f"on its machine: kill -KILL 4711, then fdl launch --resume {RUN_ID}")
+
+
+@pytest.mark.parametrize("run_id", ["", RUN_ID])
+def test_remedy_has_placeholders_for_what_is_not_known(monkeypatch: pytest.MonkeyPatch, run_id: str) -> None:
+    monkeypatch.setattr("flodl.launch.control.TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as frozen, pytest.raises(PeerLost) as caught:
+        ControllerClient(run_id, TOKEN, "127.0.0.1", frozen.getsockname()[1]).state()
+    assert str(caught.value).endswith(f"kill -KILL PID, then fdl launch --resume {run_id or 'RUN'}")

@@ -44,6 +44,16 @@ def test_rank_that_is_lost_is_told(presence: Presence) -> None:
     assert presence.refusals == []
 
 
+def test_host_whose_ranks_are_all_lost_says_why_it_has_left(presence: Presence) -> None:
+    presence.look(state((2, "live", ""), (3, "live", "")))
+    presence.look(state((2, "dead", "ended by signal 9"), (3, "live", "")))
+    assert presence.lost == ""
+    presence.look(state((2, "dead", "ended by signal 9"), (3, "dead", "ValueError: boom")))
+    assert presence.lost == "rank 2: ended by signal 9; rank 3: ValueError: boom"
+    presence.look(state(phase="ended", outcome={"status": "completed"}))
+    assert presence.lost == ""
+
+
 def test_rank_that_is_sent_away_is_told_with_the_reason(presence: Presence) -> None:
     presence.look(state((2, "spawned", "")))
     assert presence.look(state((2, "dead", "other model"))) == ["rank 2 does not take part: other model"]

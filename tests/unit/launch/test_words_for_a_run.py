@@ -107,6 +107,20 @@ def test_losses_of_a_run_that_went_on_were_tolerated(run: RunDir) -> None:
     assert lines[1:] == ["1 loss(es) were tolerated: rank 2 on node-b"]
 
 
+def test_losses_that_ended_a_run_came_before_its_end(run: RunDir) -> None:
+    message = "2 rank(s) lost, and max_failure is 2; the last one: ended by signal 9"
+    lines = describe_outcome(run, {"status": "stopped", "exit_code": 5, "message": message, "losses": [FAILURE]}, {})
+    assert lines[0].endswith(f"stopped: {message}")
+    assert lines[1:] == ["1 loss(es) came before it: rank 2 on node-b"]
+
+
+def test_escapes_of_an_error_are_not_obeyed(run: RunDir) -> None:
+    failure = {**FAILURE, "error": "ValueError: \x1b[2Jboom"}
+    lines = describe_outcome(run, {"status": "failed", "message": "rank 2: \x1b]0;x\x07", "failure": failure}, {})
+    assert lines[0].endswith(r"failed: rank 2: \x1b]0;x\x07")
+    assert lines[1] == r"first failure: rank 2 on node-b: ValueError: \x1b[2Jboom"
+
+
 def test_a_rank_lost_with_its_host_is_explained_by_the_daemon(run: RunDir) -> None:
     (run.logs / "rank2.stderr.log").write_text("nothing to say\n")
     log = run.logs / "daemon-node-b.log"

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -511,3 +512,107 @@ def test_cut_file_is_refused(build_net: Build, fd: int) -> None:
     for length in (size_bytes - 1, 1000, 8, 0):
         os.truncate(fd, length)
         assert refused(fd, stepper)
+
+
+# ------------------------------------------------------------------------------------- what the script asks for by now
+LENGTHS: dict[str, Callable[[Any, int], Any]] = {
+    "cosine": lr_scheduler.CosineAnnealingLR,
+    "polynomial": lambda o, steps: lr_scheduler.PolynomialLR(o, steps, 2.0),
+    "one cycle": lambda o, steps: lr_scheduler.OneCycleLR(o, 0.1, total_steps=steps),
+}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam, a tensor rate"])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_schedule_that_the_script_builds_longer_goes_on_with_the_longer_one(
+    build_net: Build, fd: int, name: str, optimizer: str
+) -> None:
+    def build(steps: int) -> Stepper:
+        return build_net(
+            make_optimizer=OPTIMIZERS[optimizer], num_epochs=9, scheduler_fn=lambda o, _: LENGTHS[name](o, steps)
+        )
+
+    short, long, fresh = build(6), build(20), build(20)
+    train(short, range(5))
+    train(fresh, range(5))
+    said: list[str] = []
+
+    save(short, fd)
+    take_whole_state(fd, long, None, warn=said.append)
+
+    assert len(said) == 1
+    assert re.search(
+        r"(T_max|total_steps|total_iters) 6 there, 20 in the script\): it goes on with the script's$", said[0]
+    )
+    for batch in range(5, 14):
+        for key in ("lr", "momentum", "betas"):
+            mine, theirs = (each.optimizer.param_groups[0].get(key) for each in (long, fresh))
+            assert torch.allclose(torch.as_tensor(mine or 0.0), torch.as_tensor(theirs or 0.0)), (batch, key)
+        for each in (long, fresh):
+            each.optimizer.step()
+            each.schedule.scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("make", "steps", "said"),
+    [
+        (SCHEDULERS["cosine"], (20, 3), r"T_max 20 there, 3 in the script\): what is there stays, not the script's"),
+        (SCHEDULERS["chain"], (6, 20), r"total_iters 6 there, 20 in the script\): what is there stays"),
+        (
+            lambda o, steps: lr_scheduler.MultiStepLR(o, [steps]),
+            (6, 20),
+            r"milestones \[6\] there, \[20\] in the script\): what is there stays",
+        ),
+    ],
+)
+def test_schedule_of_another_length_that_cannot_be_moved_is_told(
+    build_net: Build, fd: int, make: Callable[[Any, int], Any], steps: tuple[int, int], said: str
+) -> None:
+    ours, theirs = (build_net(num_epochs=9, scheduler_fn=lambda o, _, count=count: make(o, count)) for count in steps)
+    train(ours, range(5))
+    heard: list[str] = []
+
+    save(ours, fd)
+    take_whole_state(fd, theirs, None, warn=heard.append)
+
+    assert len(heard) == 1
+    assert re.search(said, heard[0])
+    assert_same(everything(theirs), everything(ours))
+
+
+@pytest.mark.parametrize("scheduler", [None, "cosine"])
+def test_hyperparameters_that_the_script_changed_are_told_once(
+    build_net: Build, fd: int, scheduler: str | None
+) -> None:
+    make = None if scheduler is None else SCHEDULERS[scheduler]
+    ours, theirs = (
+        build_net(
+            make_optimizer=lambda p, rate=rate: torch.optim.SGD(p, rate, momentum=0.9, weight_decay=rate / 10),
+            scheduler_fn=make,
+        )
+        for rate in (0.01, 0.03)
+    )
+    train(ours, range(2))
+    heard: list[str] = []
+
+    save(ours, fd)
+    take_whole_state(fd, theirs, None, warn=heard.append)
+
+    assert ", ".join(heard) == (
+        "resume_from keeps the optimizer's lr 0.01 (the script asks for 0.03), "
+        "weight_decay 0.001 (the script asks for 0.003)"
+    )
+    assert_same(everything(theirs), everything(ours))
+
+
+@pytest.mark.parametrize("scheduler", [None, *SCHEDULERS])
+def test_same_script_is_told_nothing(build_net: Build, fd: int, scheduler: str | None) -> None:
+    make = None if scheduler is None else SCHEDULERS[scheduler]
+    ours, theirs = (build_net(make_optimizer=OPTIMIZERS["two groups"], scheduler_fn=make) for _ in range(2))
+    train(ours, range(2))
+    heard: list[str] = []
+
+    save(ours, fd)
+    take_whole_state(fd, theirs, None, warn=heard.append)
+
+    assert heard == []
