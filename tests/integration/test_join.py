@@ -230,3 +230,40 @@ def test_host_with_another_training_is_sent_away_and_told_what_differs(fdl: Fdl,
     assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
     run.wait(END_S)
     run.wait_until_clean()
+
+
+def test_host_whose_script_fails_is_shown_what_it_said_last(fdl: Fdl, tmp_path: Path) -> None:
+    for name, line in (("here", ""), ("there", 'raise ValueError("broken here")')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(line + SCRIPT.format(size=400))
+    run = fdl.launch("--local", 1, "train.py", folder=tmp_path / "here")
+    run.wait_for_training()
+
+    guest = fdl.join(run, "--devices", "cpu", "--host", "extra", "--path", tmp_path / "there")
+
+    assert guest.wait() == 4, guest.story()
+    assert "host extra cannot take part: rank 1: exited with code 1" in guest.stderr
+    assert "\nlast lines of rank 1's stderr:\n  | " in guest.stderr
+    assert guest.stderr.rstrip().endswith("  | ValueError: broken here")
+    assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    run.wait(END_S)
+    run.wait_until_clean()
+
+
+def test_host_whose_last_rank_is_lost_leaves_and_may_join_again(fdl: Fdl, log: Path) -> None:
+    run = finite(fdl, log)
+    guest = fdl.join(run, "--devices", "cpu", "--host", "extra")
+    wait_until_it_steps(fdl, run, guest)
+
+    run.kill("rank2")
+
+    assert guest.wait() == 1, guest.story()
+    assert "host extra has left, every rank of it is lost; the run goes on: rank 2: ended by signal 9" in guest.stderr
+    assert run.events("host_lost") == []
+    again = fdl.join(run, "--devices", "cpu", "--host", "extra")
+    again.wait_for_text("rank 3 takes part")
+    assert run.wait() == 0, run.story()
+    assert again.wait() == 0, again.story()
+    seen = witness_run(run.folder, log, size=SIZE, epochs=EPOCHS, lost=[2])
+    assert (seen.faults, seen.samples) == ([], EPOCHS * SIZE)
+    run.wait_until_clean()
