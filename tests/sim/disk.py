@@ -13,6 +13,7 @@ from typing import Any
 
 from flodl.checkpoint import writer as real
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
+from flodl.checkpoint.locking import StemLock
 from flodl.checkpoint.reader import find
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.position import ResumePoint, SaveReason
@@ -51,6 +52,10 @@ class Disk:
         self._folder = tempfile.TemporaryDirectory(prefix="flodl-sim-", dir=MEMORY, ignore_cleanup_errors=True)
         self._planned: list[_Planned] = []
         self._has_crashed = False
+        self._locks: dict[str, StemLock] = {}
+
+    def __del__(self) -> None:
+        self._release()
 
     # ------------------------------------------------------------------------------------------------------- faults
     def fill(self, at: int, effect: Effect) -> None:
@@ -87,11 +92,13 @@ class Disk:
     def restart(self) -> None:
         """Another process comes, and finds what lies there."""
         self._has_crashed, self._planned = False, []
+        self._release()
 
     # ------------------------------------------------------------------------------------------------------- bundles
     def begin(self, stem: str) -> BundleWriter:
         with self._faulty():
-            return BundleWriter(self._stem(stem)).__enter__()
+            lock = self._locks.setdefault(stem, StemLock(self._stem(stem)))
+            return BundleWriter(self._stem(stem), lock).__enter__()
 
     def receive(self, writer: BundleWriter, model: Model) -> None:
         rows = [[*sample, count] for sample, count in model.samples.items()]
@@ -126,6 +133,12 @@ class Disk:
     def words(self, error: CheckpointError) -> str:
         """What is said of it, the same in every run."""
         return str(error).replace(f"{self._folder.name}/", "")
+
+    def _release(self) -> None:
+        """The locks of a process go with it."""
+        for lock in self._locks.values():
+            lock.release()
+        self._locks = {}
 
     def _stem(self, stem: str) -> Stem:
         return Stem(Path(self._folder.name), "handover" if stem == HANDOVER_STEM else stem)
