@@ -101,7 +101,7 @@ def test_checkpoints_say_what_is_merged_and_can_be_read_while_others_take_their_
     "mode", [MODES[1], *(pytest.param(mode, marks=pytest.mark.long) for mode in (MODES[0], MODES[4]))]
 )
 def test_newest_checkpoints_stay_and_each_can_be_gone_on_from(fdl: Fdl, log: Path, stem: Path, mode: str) -> None:
-    flags = {"mode": mode, "size": SIZE, "batch_size": 4, "step_ms": 2, "save": stem, "every": 1, "keep_last": 2}
+    flags = {"mode": mode, "size": SIZE, "batch_size": 4, "step_ms": 80, "save": stem, "every": 1, "keep_last": 2}
     run = fdl.job(options=THREE, epochs=5, **flags)
     assert run.wait() == 0, run.story()
     assert failures(run) + run.events("checkpoint_not_kept") == []
