@@ -53,7 +53,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 
 ENGINE_TESTS = ("synchronous", "overlap")
-RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed")
+RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed", "join", "callbacks", "preemption")
 PHASE_TESTS = ("phases", "plane_agreement")
 CHECKPOINT_TESTS = ("checkpoints", "resume", "solo_checkpoints")
 
@@ -76,7 +76,7 @@ STAGES = (
     ),
     Stage(
         "local runs",
-        "[1/9] 2, 3, 5, 6, 7: whole runs on this machine: every mode, every kill, every failure, bad input",
+        "[1/9] 2, 3, 5, 6, 7; [3/9] 7: whole runs on one machine: every mode, kill and failure, bad input, joins",
         _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in RUN_TESTS)),
         limit_s=3600,
     ),

@@ -18,8 +18,7 @@ THREE = ("--local", 3)
 SIZE, EPOCHS = 103, 4
 MODES = [
     "cpu_cadence",
-    "cpu_async",
-    *(pytest.param(mode, marks=pytest.mark.long) for mode in ("nccl_cadence", "cpu_sync")),
+    *(pytest.param(mode, marks=pytest.mark.long) for mode in ("cpu_async", "nccl_cadence", "cpu_sync")),
 ]
 
 

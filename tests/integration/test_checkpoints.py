@@ -171,7 +171,7 @@ def test_rank_stopped_while_it_gives_its_state_is_replaced(fdl: Fdl, log: Path, 
 
 
 # ------------------------------------------------------------------------------------------------ a killed controller
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", LONG_MODES)
 def test_controller_killed_in_a_save_leaves_one_whole_checkpoint(fdl: Fdl, stem: Path, mode: str) -> None:
     kill_controllers(fdl, stem, mode, kills=1, ranks=2)
 

@@ -134,6 +134,7 @@ def test_host_that_leaves_in_order_loses_nothing(fdl: Fdl, log: Path, how: str) 
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_host_of_the_launch_may_leave_to_one_that_joined(fdl: Fdl, log: Path) -> None:
     run = finite(fdl, log)
     guest = fdl.join(run, "--devices", "cpu", "--host", "extra")
@@ -150,6 +151,7 @@ def test_host_of_the_launch_may_leave_to_one_that_joined(fdl: Fdl, log: Path) ->
 
 
 # ------------------------------------------------------------------------------------------------------ leaving at once
+@pytest.mark.long
 def test_killed_daemon_of_a_host_that_joined_costs_the_run_nothing_but_that_host(fdl: Fdl, log: Path) -> None:
     run = finite(fdl, log)
     guest = fdl.join(run, "--devices", "cpu", "--host", "extra")
@@ -165,7 +167,7 @@ def test_killed_daemon_of_a_host_that_joined_costs_the_run_nothing_but_that_host
     run.wait_until_clean()
 
 
-@pytest.mark.parametrize("how", ["signalled twice", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("signalled twice", marks=pytest.mark.long), "killed"])
 def test_daemon_ends_with_its_command(fdl: Fdl, how: str) -> None:
     run = fdl.job(step_ms=500, size=SIZE, batch_size=4, epochs=10_000, anchor=10, min_anchor=10)
     run.wait_for_training()
@@ -250,6 +252,7 @@ def test_host_whose_script_fails_is_shown_what_it_said_last(fdl: Fdl, tmp_path: 
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_host_whose_last_rank_is_lost_leaves_and_may_join_again(fdl: Fdl, log: Path) -> None:
     run = finite(fdl, log)
     guest = fdl.join(run, "--devices", "cpu", "--host", "extra")

@@ -82,6 +82,7 @@ def test_signal_to_every_process_saves_then_stops(fdl: Fdl, tmp_path: Path, mode
     assert_saved_and_stopped(run, tmp_path / "run", number)
 
 
+@long
 def test_sigterm_behind_sigusr1_does_not_cut_the_save_off(fdl: Fdl, tmp_path: Path) -> None:
     run = start(fdl, tmp_path / "run", step_ms=300)
 
