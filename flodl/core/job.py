@@ -10,6 +10,7 @@ an outcome, once decided, only gets its exit code corrected.
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -195,7 +196,11 @@ class JobCore:
         if self.training is not None and self.phase is Phase.FINISHING:
             candidates.append(self.training.saving.next_deadline_s())
         earliest_s = min((at for at in candidates if at is not None), default=None)
-        return None if earliest_s is None else earliest_s + self._stalled_s
+        if earliest_s is None:
+            return None
+        at_s = earliest_s + self._stalled_s
+        # a sum that was rounded down would be too early for the deadline, and tick for ever
+        return at_s if self.running_s(at_s) >= earliest_s else math.nextafter(at_s, math.inf)
 
     def running_s(self, now_s: float) -> float:
         """``now_s`` in the time that every deadline is counted in: without that in which we did not run ourselves."""

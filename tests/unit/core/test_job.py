@@ -295,6 +295,17 @@ def test_controllers_own_stall_is_forgiven() -> None:
     assert cohort.records("rank_lost") == []
 
 
+@pytest.mark.parametrize("gap_s", [number / 2 + 0.33 for number in range(2, 20)])
+def test_deadline_behind_a_stall_is_over_when_it_comes(gap_s: float) -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
+    cohort.now_s += gap_s
+    cohort.post(Stalled(gap_s))
+    at_s = cohort.core.next_deadline_s()
+    assert at_s is not None
+    cohort.tick(at_s)
+    assert cohort.core.next_deadline_s() != at_s
+
+
 @pytest.mark.parametrize(
     ("mode", "awaited"), [(Mode.NCCL_SYNC, GroupFormed), (Mode.NCCL_SYNC, Reduced), (Mode.CPU_SYNC, StateStored)]
 )
