@@ -2,16 +2,16 @@
 
 Cadence modes take ElChe's counts, shaped by the epoch's tail; sync modes take one step each at least and at most
 ElChe's counts, within what is left of a share, equal or by ``partition_ratios``: whoever is slowest does one step and
-begins no second one. The asynchronous mode takes the counts, shaped by the run's tail, and lets a rank overshoot them
-into leases ahead. Leases are granted ahead, so that loading never waits for the controller, except near the end of an
-epoch, where the tail decides. Invariants: a rank's ``max_steps`` never exceeds the batches it holds; in the last window
-of an epoch the plans add up to exactly what is left.
+begins no second one, unless the others are through with their shares or gone. The asynchronous mode takes the counts,
+shaped by the run's tail, and lets a rank overshoot them into leases ahead. Leases are granted ahead, so that loading
+never waits for the controller, except near the end of an epoch, where the tail decides. Invariants: a rank's
+``max_steps`` never exceeds the batches it holds; in an epoch's last window the plans add up to exactly what is left.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from flodl.core.elche import ElChe
+from flodl.core.elche import SYNC_LEAD_BATCHES, ElChe
 from flodl.core.supply import Supply
 from flodl.core.tail import allocate, equal_shares, ratio_shares
 from flodl.errors import InvariantViolation
@@ -109,8 +109,11 @@ class Dispatch:
             self._shares = self._deal(remaining, live, held)
         counts = elche.plan(supply.epoch_batches)
         # One step of whoever is the slowest of those that are not through with their share.
-        least = min((counts[rank] for rank, share in self._shares.items() if share), default=1)
+        busy = [rank for rank, share in self._shares.items() if share]
+        least = min((counts[rank] for rank in busy), default=1)
         most = {rank: counts[rank] // least for rank in live}
+        if len(busy) == 1 and self._settings.max_batch_diff is None:
+            most[busy[0]] = SYNC_LEAD_BATCHES  # nobody has anything to give that it would have to be averaged with
         return {
             rank: _Bounds(min(1, share), min(most[rank], share), min(most[rank] + AHEAD_BATCHES, share))
             for rank, share in self._shares.items()

@@ -66,6 +66,12 @@ class Formation:
             bool(self.errors) or (self._deadline_s is not None and now_s >= self._deadline_s)
         )
 
+    def silent(self, now_s: float) -> tuple[RankId, ...]:
+        """The ranks that have not answered this attempt at all, once its time is over."""
+        if self._deadline_s is None or now_s < self._deadline_s:
+            return ()
+        return tuple(rank for rank in self.ranks if rank not in self._formed and rank not in self.errors)
+
     def next_deadline_s(self) -> float | None:
         """When the attempt is given up."""
         return self._deadline_s

@@ -561,8 +561,13 @@ class Training:
             return []
         live, incarnation = self._membership.live, self._membership.incarnation
         errors = "; ".join(f"rank {rank}: {error}" for rank, error in self._formation.errors.items())
+        silent = self._formation.silent(now_s)
         self._formation.begin(incarnation, live, now_s)
         if self._formation.state is FormationState.FAILED:
+            if 0 < len(silent) < len(live):
+                reason = f"did not answer in {FORMATION_TIMEOUT_S:g} s when the collective group was formed"
+                self.outcasts |= dict.fromkeys(silent, reason)
+                return []
             self._stall(f"the collective group of ranks {live} does not form: {errors or 'no answer in time'}")
             return []
         attempt = self._formation.attempt

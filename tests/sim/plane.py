@@ -26,6 +26,7 @@ class Group:
         if len(self.joined) < len(self.ranks):
             return
         is_failing = self.world.bites(self.world.failing_formations)
+        self.world.failed_formations += is_failing
         for number, each in self.joined.items():
             self._settle(each, "connection refused" if is_failing and number == self.ranks[-1] else "")
 

@@ -53,6 +53,16 @@ def test_error_or_deadline_asks_for_the_next_attempt() -> None:
     assert (formation.attempt, formation.errors, formation.state) == (2, {}, FormationState.FORMING)
 
 
+def test_ranks_are_silent_once_the_time_is_over() -> None:
+    formation = forming()
+    formation.answer(0, 1, 1, "refused")
+    assert formation.silent(10.0 + FORMATION_TIMEOUT_S - 0.1) == ()
+    assert formation.silent(10.0 + FORMATION_TIMEOUT_S) == (1,)
+    formation.answer(1, 1, 1, "")
+    assert formation.silent(10.0 + FORMATION_TIMEOUT_S) == ()
+    assert Formation().silent(1e9) == ()
+
+
 def test_attempts_without_success_end_in_failure() -> None:
     formation = forming()
     for _ in range(MAX_ATTEMPTS):

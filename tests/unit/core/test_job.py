@@ -295,6 +295,17 @@ def test_controllers_own_stall_is_forgiven() -> None:
     assert cohort.records("rank_lost") == []
 
 
+def test_stall_within_a_stops_grace_gives_up_nobody() -> None:
+    cohort = Cohort().train_until(WindowDone)
+    cohort.stop()
+    cohort.waiting.pop(0)[1]()  # one has answered; the others' words lie in the queue
+    cohort.now_s += 60.0
+    assert events_of(cohort.post(Stalled(60.0))) == ["stalled"]
+    cohort.release(WindowDone)
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.losses, cohort.sent(KillRank)) == ("stopped", (), [])
+
+
 @pytest.mark.parametrize("gap_s", [number / 2 + 0.33 for number in range(2, 20)])
 def test_deadline_behind_a_stall_is_over_when_it_comes(gap_s: float) -> None:
     cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
@@ -321,6 +332,11 @@ def test_no_deadline_counts_time_in_which_the_controller_did_not_run(mode: Mode,
     assert cohort.outcome is not None
     assert (cohort.outcome.status, cohort.outcome.losses) == ("completed", ())
     assert len(cohort.sent(FormGroup)) == (3 if mode.is_collective else 0), "nobody forms a second group"
+
+
+def test_stall_before_anybody_has_come_is_told() -> None:
+    core = JobCore(JobSettings(JoinSettings(("a",)), LivenessSettings(), has_head=False), 0.0)
+    assert events_of(core.handle(Stalled(9.0), 9.0)) == ["stalled"]
 
 
 # ------------------------------------------------------------------------------------------------------------ strangers

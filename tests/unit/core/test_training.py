@@ -6,8 +6,8 @@ import pytest
 
 from flodl.core.actions import CloseReduction, JobAction, OpenReduction, Record, ResetStore, SendHost
 from flodl.core.disagreement import MAX_DISSENTS
-from flodl.core.events import HostDropped
-from flodl.core.formation import FORMATION_TIMEOUT_S
+from flodl.core.events import HostDropped, Stalled
+from flodl.core.formation import FORMATION_TIMEOUT_S, MAX_ATTEMPTS
 from flodl.core.job import Phase
 from flodl.core.training import MAX_ROUND_ATTEMPTS, PATIENCE_S
 from flodl.messages import (
@@ -295,6 +295,26 @@ def test_group_that_does_not_form_is_retried_on_error_and_by_deadline() -> None:
     assert cohort.outcome is not None
     expected = "the collective group of ranks (0, 1, 2) does not form: rank 2: refused again"
     assert (cohort.outcome.message, cohort.outcome.exit_code) == (expected, 5)
+
+
+def test_rank_that_never_answers_is_left_out_of_the_group() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        for rank in (0, 2):
+            cohort.say(GroupFormed(rank, 1, attempt, ""))
+        cohort.trust()
+        assert cohort.outcome is None
+        cohort.tick(cohort.now_s + FORMATION_TIMEOUT_S)
+    assert [kill.rank for kill in cohort.sent(KillRank)] == [1]
+    assert (cohort.sent(FormGroup)[-1].ranks, cohort.sent(FormGroup)[-1].attempt) == ((0, 2), 1)
+    assert cohort.outcome is None
+
+
+def test_time_in_which_the_controller_did_not_run_breaks_no_round() -> None:
+    cohort = Cohort().train_until(Reduced)
+    cohort.post(Stalled(1e5))
+    cohort.tick(cohort.now_s + 1e5)
+    assert cohort.outcome is None
 
 
 # ---------------------------------------------------------------------------------------------------------- not finite

@@ -63,18 +63,9 @@ class Warmup:
 def train(stepper: Stepper, batches: range) -> None:
     model: Any = stepper.model
     for batch in batches:
-
-        def closure(batch: int = batch) -> torch.Tensor:
-            stepper.optimizer.zero_grad()
-            loss: torch.Tensor = model.loss(batch)
-            loss.backward()
-            return loss
-
-        closure()
-        if isinstance(stepper.optimizer, torch.optim.LBFGS):
-            stepper.optimizer.step(closure)
-        else:
-            stepper.optimizer.step()
+        stepper.optimizer.zero_grad()
+        model.loss(batch).backward()
+        stepper.optimizer.step()
         stepper.schedule.advance()
 
 
