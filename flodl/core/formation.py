@@ -72,11 +72,6 @@ class Formation:
             return ()
         return tuple(rank for rank in self.ranks if rank not in self._formed and rank not in self.errors)
 
-    def forgive(self, gap_s: float) -> None:
-        """We did not run for so long: what came meanwhile is still to be read."""
-        if self._deadline_s is not None:
-            self._deadline_s += gap_s
-
     def next_deadline_s(self) -> float | None:
         """When the attempt is given up."""
         return self._deadline_s

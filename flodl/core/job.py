@@ -5,10 +5,12 @@ start and build their models) → *loading* (only where the run goes on from a c
 version) → *training* → *finishing* (last evaluations, the last checkpoint, the state goes to the head) → *ending*
 (ranks, head and hosts leave) → *ended*.
 Invariants: every event in every phase is handled or noted; a rank that is dead or finished changes nothing any more and
-is told so; one loss is one cascade inside one ``handle``; an outcome, once decided, only gets its exit code corrected.
+is told so; time in which we did not run ourselves counts against nobody; one loss is one cascade inside one ``handle``;
+an outcome, once decided, only gets its exit code corrected.
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -135,6 +137,7 @@ class JobCore:
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
+        self._stalled_s = 0.0
         self._deadline_s: float | None = None
         self._drained: dict[HostName, dict[RankId, None]] = {}
         self._released: set[HostName] = set()
@@ -145,6 +148,9 @@ class JobCore:
         """Take one event; ``now_s`` is monotonic seconds."""
         if self.phase is Phase.ENDED:
             return []
+        if isinstance(event, Stalled):
+            self._stalled_s += event.gap_s
+        now_s = self.running_s(now_s)
         match event:
             case HostSaid(host, message):
                 actions = self._on_host(host, message, now_s)
@@ -168,9 +174,6 @@ class JobCore:
             case BundleRead():
                 actions = self._on_read(event, now_s)
             case Stalled(gap_s):
-                self.liveness.forgive(gap_s)
-                if self.training is not None:
-                    self.training.forgive(gap_s)
                 actions = [Record("stalled", Severity.WARNING, f"the controller did not run for {gap_s:.1f} s", {})]
             case Ticked():
                 actions = []
@@ -193,7 +196,16 @@ class JobCore:
             candidates.append(self.training.next_deadline_s())
         if self.training is not None and self.phase is Phase.FINISHING:
             candidates.append(self.training.saving.next_deadline_s())
-        return min((at for at in candidates if at is not None), default=None)
+        earliest_s = min((at for at in candidates if at is not None), default=None)
+        if earliest_s is None:
+            return None
+        at_s = earliest_s + self._stalled_s
+        # a sum that was rounded down would be too early for the deadline, and tick for ever
+        return at_s if self.running_s(at_s) >= earliest_s else math.nextafter(at_s, math.inf)
+
+    def running_s(self, now_s: float) -> float:
+        """``now_s`` in the time that every deadline is counted in: without that in which we did not run ourselves."""
+        return now_s - self._stalled_s
 
     @property
     def is_head_told(self) -> bool:

@@ -1,9 +1,8 @@
 """Who has fallen silent: two clocks, the host daemon's beat and each rank's own heartbeat.
 
 Purpose: turn silence into *suspect* and *dead*. States of a peer: *starting* (ranks only, with a grace of its own) →
-*alive* ⇄ *suspect* → *dead*. Invariants: a peer that is heard of is alive again unless it was declared dead; time in
-which the controller did not run counts against nobody; a rank is judged only while its daemon, by which alone we hear
-of it, is not silent itself. It knows nothing of what a loss means.
+*alive* ⇄ *suspect* → *dead*. Invariants: a peer that is heard of is alive again unless it was declared dead; a rank is
+judged only while its daemon, by which alone we hear of it, is not silent itself. It knows nothing of what a loss means.
 """
 
 import math
@@ -91,12 +90,6 @@ class Liveness:
             peer.heard_s = now_s - age_s if peer.is_starting else max(peer.heard_s, now_s - age_s)
             peer.is_starting = False
             self._watch(peer)
-
-    def forgive(self, gap_s: float) -> None:
-        """The controller did not run for ``gap_s``."""
-        for peer in (*self._hosts.values(), *self._ranks.values()):
-            peer.heard_s += gap_s
-        self._due_s += gap_s
 
     def changes(self, now_s: float) -> tuple[PulseChanged, ...]:
         """Every pulse that changed by ``now_s``: hosts first, then ranks, each in order of being watched."""

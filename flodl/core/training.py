@@ -177,12 +177,6 @@ class Training:
             return actions
         return actions + self._close(self._round.ranks_to_close(now=True))  # a newcomer waits for the commit
 
-    def forgive(self, gap_s: float) -> None:
-        """The controller did not run for so long: that is counted against nobody."""
-        self._formation.forgive(gap_s)
-        if self._stall_deadline_s is not None:
-            self._stall_deadline_s += gap_s
-
     def next_deadline_s(self) -> float | None:
         """The earliest of the formation's, the save's, the newcomers', the retry's, the stall's and the guard's."""
         waits = (self._formation, self.cadence, self.saving, self._growth)

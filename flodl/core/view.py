@@ -72,7 +72,7 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
                 "host": name,
                 "state": "draining" if state == Pulse.ALIVE and core.is_draining(name) else state,
                 "ranks": list(core.membership.on_host(name)),
-                "age_s": core.liveness.silence_s(name, now_s),
+                "age_s": core.liveness.silence_s(name, core.running_s(now_s)),
                 "address": "" if hello is None else hello.address,
                 "python": "" if hello is None else hello.python,
                 "torch": "" if hello is None else hello.torch,

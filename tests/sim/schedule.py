@@ -29,9 +29,9 @@ OF_GROUPS = ("reduce error", "formation error")
 OF_SAVES = ("bad save", "no space", "torn write", "torn save")
 MAX_RANKS = 16
 LAST_FAULT_S = 10.0
-LIMIT_S = 290.0
-"""No fault holds on for longer than 150 s. A run that only a limit ends, 300 s for a round or 600 s for a save, has
-lost something on the way.
+IDLE_S = 290.0
+"""No fault holds on for longer than 150 s. Where only a limit helps, 300 s for a round or 600 s for a save, something
+was lost on the way.
 """
 ROUND_S, HOPS = 0.03, 6
 """What an attempt at a round takes, and messages one after another: faults inside one come so soon after its start."""
@@ -191,7 +191,7 @@ def play(schedule: Schedule) -> World:
     """Run to the end, and go on from the checkpoint if that came early; a broken promise is an AssertionError."""
     world = World(schedule.scenario)
     arrange(world, schedule.faults)
-    world.run(LIMIT_S)
+    world.run(idle_s=IDLE_S)
     judge(world)
     if world.outcome is not None and world.outcome.status != "completed":
         heal(world, schedule.later)
@@ -206,7 +206,7 @@ def heal(world: World, later: tuple[Fault, ...] = ()) -> None:
     again = replace(world.scenario.checkpoint, resume_from="run", reshape=True)
     healed = World(replace(world.scenario, checkpoint=again, disk=world.disk))
     arrange(healed, later)
-    outcome = healed.run(LIMIT_S)
+    outcome = healed.run(idle_s=IDLE_S)
     world.fired += healed.fired
     if later and outcome.status != "completed":
         judge(healed)

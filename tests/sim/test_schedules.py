@@ -9,7 +9,7 @@ from tests.sim.schedule import KINDS, play, schedule_of
 from tests.sim.world import World
 
 CI_SEEDS = 150
-BLOCKS, BLOCK_SEEDS = 4, 2000
+BLOCKS, BLOCK_SEEDS = 2, 4000
 FIRED_AT_LEAST = 200
 """Faults of each kind that had an effect, over all blocks."""
 FOUND: tuple[int, ...] = (2718, 3976, 4483)

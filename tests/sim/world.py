@@ -108,7 +108,7 @@ class World:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.now_s = 0.0
+        self.now_s = self._committed_s = 0.0
         self.trace: list[str] = []
         self.records: list[act.Record] = []
         self.check_every = 1 if len(scenario.hosts) < 50 else 100
@@ -173,6 +173,8 @@ class World:
     def note(self, record: act.Record) -> None:
         """The controller tells what it does."""
         self.records.append(record)
+        if record.event == "commit":
+            self._committed_s = self.now_s
         if self.awaited and (effect := self.awaited.pop((record.event, record.fields.get("host")), None)):
             effect.bite()
 
@@ -197,8 +199,8 @@ class World:
         """How long the host's network is still cut."""
         return max(0.0, self._reachable_s.get(host, 0.0) - self.now_s)
 
-    def run(self, limit_s: float = 100_000.0) -> act.Outcome:
-        """Run to the end of the job, or of the controller."""
+    def run(self, limit_s: float = 100_000.0, idle_s: float = 100_000.0) -> act.Outcome:
+        """Run to the end of the job, or of the controller; ``idle_s`` is the longest time without a commit."""
         count = at_once = 0
         while self.outcome is None:
             if not self._heap:
@@ -206,7 +208,7 @@ class World:
             at_s, _, call = heapq.heappop(self._heap)
             count, at_once = count + 1, at_once + 1 if at_s == self.now_s else 0
             self.now_s = at_s
-            if at_s > limit_s or count > MAX_EVENTS or at_once > MAX_EVENTS_AT_ONCE:
+            if at_s > min(limit_s, self._committed_s + idle_s) or count > MAX_EVENTS or at_once > MAX_EVENTS_AT_ONCE:
                 raise AssertionError(f"the job does not end: {self.where()}")
             call()
         return self.outcome

@@ -63,15 +63,6 @@ def test_ranks_are_silent_once_the_time_is_over() -> None:
     assert Formation().silent(1e9) == ()
 
 
-def test_time_in_which_the_controller_did_not_run_is_not_counted() -> None:
-    formation = forming()
-    formation.forgive(30.0)
-    assert formation.next_deadline_s() == 40.0 + FORMATION_TIMEOUT_S
-    idle = Formation()
-    idle.forgive(30.0)
-    assert idle.next_deadline_s() is None
-
-
 def test_attempts_without_success_end_in_failure() -> None:
     formation = forming()
     for _ in range(MAX_ATTEMPTS):

@@ -175,7 +175,7 @@ def test_round_waits_for_a_newcomer_that_loads_but_not_for_ever() -> None:
     step(cohort)
     assert len(cohort.sent(StartRound)) == rounds
     assert cohort.core.next_deadline_s() is not None
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(cohort.now_s + LOAD_PATIENCE_S)
     assert len(cohort.sent(StartRound)) == rounds + 3
     assert live(cohort) == (0, 1, 2)
@@ -191,7 +191,7 @@ def test_those_that_have_loaded_enter_without_the_one_that_has_not() -> None:
     step(cohort)
     cohort.say(StateLoaded(first, 1, ""), "c")
     assert live(cohort) == (0, 1, 2)
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(cohort.now_s + LOAD_PATIENCE_S)
     assert live(cohort) == (0, 1, 2, first)
     assert cohort.core.membership[second].status is RankStatus.READY
@@ -201,7 +201,7 @@ def test_newcomer_that_never_loads_in_time_is_sent_away() -> None:
     cohort = training()
     (rank,) = arrive(cohort)
     cohort.held.add(StateLoaded)
-    cohort.core.liveness.forgive(1e9)
+    cohort.trust()
     for _ in range(MAX_TRIES):
         step(cohort)
         cohort.tick(cohort.now_s + LOAD_PATIENCE_S)

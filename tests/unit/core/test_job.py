@@ -26,6 +26,7 @@ from flodl.messages import (
     EvalDone,
     Evict,
     FinishRank,
+    FormGroup,
     GroupFormed,
     HeadError,
     HeadReady,
@@ -200,7 +201,7 @@ def test_head_that_does_not_come_up_is_given_the_ranks_grace() -> None:
     cohort = Cohort().join()
     for rank in range(3):
         cohort.say(cohort.ready(rank))
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(300.0)
     assert cohort.core.phase is Phase.STAGING
     assert cohort.core.next_deadline_s() == 301.0
@@ -292,6 +293,45 @@ def test_controllers_own_stall_is_forgiven() -> None:
     cohort.now_s = 100.0
     assert events_of(cohort.post(Stalled(99.0))) == ["stalled"]
     assert cohort.records("rank_lost") == []
+
+
+def test_stall_within_a_stops_grace_gives_up_nobody() -> None:
+    cohort = Cohort().train_until(WindowDone)
+    cohort.stop()
+    cohort.waiting.pop(0)[1]()  # one has answered; the others' words lie in the queue
+    cohort.now_s += 60.0
+    assert events_of(cohort.post(Stalled(60.0))) == ["stalled"]
+    cohort.release(WindowDone)
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.losses, cohort.sent(KillRank)) == ("stopped", (), [])
+
+
+@pytest.mark.parametrize("gap_s", [number / 2 + 0.33 for number in range(2, 20)])
+def test_deadline_behind_a_stall_is_over_when_it_comes(gap_s: float) -> None:
+    cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
+    cohort.now_s += gap_s
+    cohort.post(Stalled(gap_s))
+    at_s = cohort.core.next_deadline_s()
+    assert at_s is not None
+    cohort.tick(at_s)
+    assert cohort.core.next_deadline_s() != at_s
+
+
+@pytest.mark.parametrize(
+    ("mode", "awaited"), [(Mode.NCCL_SYNC, GroupFormed), (Mode.NCCL_SYNC, Reduced), (Mode.CPU_SYNC, StateStored)]
+)
+def test_no_deadline_counts_time_in_which_the_controller_did_not_run(mode: Mode, awaited: type) -> None:
+    cohort = Cohort(mode).train_until(awaited)
+    cohort.trust()
+    deadline_s = cohort.core.next_deadline_s()
+    cohort.now_s += 5000.0
+    assert events_of(cohort.post(Stalled(5000.0))) == ["stalled"]
+    assert deadline_s is not None
+    assert cohort.core.next_deadline_s() == deadline_s + 5000.0
+    cohort.release(awaited)
+    assert cohort.outcome is not None
+    assert (cohort.outcome.status, cohort.outcome.losses) == ("completed", ())
+    assert len(cohort.sent(FormGroup)) == (3 if mode.is_collective else 0), "nobody forms a second group"
 
 
 def test_stall_before_anybody_has_come_is_told() -> None:
@@ -472,7 +512,7 @@ def test_state_that_cannot_be_stored_fails_the_run() -> None:
 
 def test_state_that_does_not_come_is_given_up() -> None:
     cohort = Cohort().train_until(StateSent)
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     assert cohort.core.next_deadline_s() == cohort.now_s + STATE_TIMEOUT_S
     cohort.tick(cohort.now_s + STATE_TIMEOUT_S)
     assert ending_of(cohort) == ("completed", 0)
@@ -501,7 +541,7 @@ def test_last_round_of_a_stop_has_the_stop_grace() -> None:
     cohort.held |= {HostStopped, HeadExited}
     cohort.stop()
     assert cohort.core.next_deadline_s() == 11.0
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(1.0 + GRACE_S)
     assert cohort.core.phase is Phase.ENDING
     assert cohort.sent(StopHost) == [StopHost("stopped by test", GRACE_S)] * 2
@@ -515,7 +555,7 @@ def test_rank_that_is_busy_beyond_the_stop_grace_is_given_up_and_the_others_work
     cohort.release(WindowDone)
     cohort.stop()
     assert cohort.core.phase is Phase.TRAINING
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(1.0 + GRACE_S)
     assert [kill.reason for kill in cohort.sent(KillRank)] == [f"still busy {GRACE_S:g} s after the stop"]
     assert cohort.sent(SendState)

@@ -121,13 +121,6 @@ def test_rank_is_judged_again_when_its_daemon_speaks() -> None:
     assert liveness.next_deadline_s() == 130.0
 
 
-def test_time_in_which_the_controller_did_not_run_counts_against_nobody() -> None:
-    liveness = watching(3)
-    liveness.forgive(60.0)
-    assert liveness.changes(169.9) == ()
-    assert {change.pulse for change in liveness.changes(170.0)} == {Pulse.SUSPECT}
-
-
 def test_forgotten_peers_have_no_pulse() -> None:
     liveness = watching(3, 4)
     liveness.forget_rank(3)

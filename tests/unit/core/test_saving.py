@@ -204,7 +204,7 @@ def test_disk_that_is_full_is_told_and_the_next_checkpoint_is_tried() -> None:
 
 def test_save_that_does_not_come_is_given_up_for_another_ranks() -> None:
     cohort = Cohort(checkpoint=CheckpointSettings("run")).train_until(SaveSettled)
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     (first,) = orders(cohort)
     at_s = cohort.core.next_deadline_s()
     assert at_s is not None

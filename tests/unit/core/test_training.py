@@ -278,7 +278,7 @@ def test_loss_renews_the_patience_with_a_round() -> None:
 def test_reduce_that_does_not_end_stops_the_run_and_names_whom_it_waits_for() -> None:
     cohort = Cohort(Mode.CPU_SYNC, {"a": 2}).train_until(Reduced)
     cohort.say(Reduced(0, cohort.key, "d", True, 0.0, 1.0, ""))
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(cohort.now_s + STALL_S)
     assert cohort.outcome is not None
     assert cohort.outcome.message == "round 0 did not finish within 300 s; waiting for 1"
@@ -288,7 +288,7 @@ def test_group_that_does_not_form_is_retried_on_error_and_by_deadline() -> None:
     cohort = Cohort(Mode.NCCL_SYNC).train_until(GroupFormed)
     cohort.say(GroupFormed(1, 1, 1, "refused"))
     assert cohort.sent(FormGroup)[-1].attempt == 2
-    cohort.core.liveness.forgive(1e6)
+    cohort.trust()
     cohort.tick(cohort.now_s + FORMATION_TIMEOUT_S)
     assert cohort.sent(FormGroup)[-1].attempt == 3
     cohort.say(GroupFormed(2, 1, 3, "refused again"))
@@ -302,7 +302,7 @@ def test_rank_that_never_answers_is_left_out_of_the_group() -> None:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         for rank in (0, 2):
             cohort.say(GroupFormed(rank, 1, attempt, ""))
-        cohort.core.liveness.forgive(1e6)
+        cohort.trust()
         assert cohort.outcome is None
         cohort.tick(cohort.now_s + FORMATION_TIMEOUT_S)
     assert [kill.rank for kill in cohort.sent(KillRank)] == [1]
