@@ -232,3 +232,16 @@ class Cohort:
         delivered_ms = 10.0 if steps > 1 else None
         busy_ms = 10.0 * steps
         return WindowDone(plan.rank, plan.version, samples, steps, samples * 0.5, True, delivered_ms, 10.0, busy_ms, {})
+
+
+def training(mode: Mode = Mode.CPU_CADENCE, **changes: Any) -> Cohort:
+    """Three ranks, one on a and two on b, in the first window of a long epoch; windows end by ``step``."""
+    return Cohort(mode, **({"dataset_size": 4000} | changes)).train_until(WindowDone)
+
+
+def step(cohort: Cohort) -> None:
+    """Let every rank finish the window that it is held back in, and no further one."""
+    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
+    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
+    for answer in due:
+        answer()

@@ -15,21 +15,13 @@ from flodl.messages import (
     RunEval,
     WindowDone,
 )
-from tests.unit.core.cohort import Cohort
+from tests.unit.core.cohort import Cohort, step
 
 EPOCH, CHECKPOINT = CallbackKind.EPOCH, CallbackKind.CHECKPOINT
 
 
 def calls(cohort: Cohort) -> list[tuple[str, int]]:
     return [(str(call.kind), call.epoch) for call in cohort.sent(RunCallback)]
-
-
-def step(cohort: Cohort) -> None:
-    """Let every rank finish the window that it is held back in, and no further one."""
-    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
-    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
-    for answer in due:
-        answer()
 
 
 def test_epoch_fn_runs_behind_every_epoch_on_the_owner() -> None:

@@ -25,20 +25,7 @@ from flodl.messages import (
     WindowDone,
     WindowPlan,
 )
-from tests.unit.core.cohort import Cohort, hello
-
-
-def training(mode: Mode = Mode.CPU_CADENCE, **changes: Any) -> Cohort:
-    """Three ranks, one on a and two on b, in the first window of a long epoch; windows end by ``step``."""
-    return Cohort(mode, **({"dataset_size": 4000} | changes)).train_until(WindowDone)
-
-
-def step(cohort: Cohort) -> None:
-    """Let every rank finish the window that it is held back in, and no further one."""
-    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
-    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
-    for answer in due:
-        answer()
+from tests.unit.core.cohort import Cohort, hello, step, training
 
 
 def drain(cohort: Cohort, host: str) -> None:

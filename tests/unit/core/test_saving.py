@@ -11,7 +11,7 @@ from flodl.core.position import Covered, SaveReason
 from flodl.core.saving import SAVE_TIMEOUT_S
 from flodl.ids import Span
 from flodl.messages import CheckpointSettings, HeadReady, Mode, RankExited, SendState, StateSent, WindowDone, WindowPlan
-from tests.unit.core.cohort import Cohort
+from tests.unit.core.cohort import Cohort, step
 
 EVERY = CheckpointSettings("ckpts/run", every=1)
 
@@ -22,14 +22,6 @@ def saves(cohort: Cohort) -> list[OpenSave]:
 
 def orders(cohort: Cohort) -> list[SendState]:
     return [order for order in cohort.sent(SendState) if order.whole]
-
-
-def step(cohort: Cohort) -> None:
-    """Let every rank finish the window that it is held back in, and no further one."""
-    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
-    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
-    for answer in due:
-        answer()
 
 
 def kill(cohort: Cohort, rank: int) -> None:

@@ -37,7 +37,7 @@ from flodl.messages import (
     WindowDone,
     WindowPlan,
 )
-from tests.unit.core.cohort import Cohort
+from tests.unit.core.cohort import Cohort, step
 
 STALL_S = 300.0
 
@@ -437,14 +437,6 @@ def test_evaluation_that_fails_is_noted_and_training_goes_on() -> None:
     cohort.say(EvalDone(0, 1, 0.7, ""))
     assert cohort.outcome is not None
     assert cohort.outcome.status == "completed"
-
-
-def step(cohort: Cohort) -> None:
-    """Let every rank finish the window that it is held back in, and no further one."""
-    due = [answer for kind, answer in cohort.waiting if kind is WindowDone]
-    cohort.waiting = [(kind, answer) for kind, answer in cohort.waiting if kind is not WindowDone]
-    for answer in due:
-        answer()
 
 
 @pytest.mark.parametrize(("mode", "is_at_once"), [(Mode.CPU_CADENCE, False), (Mode.CPU_ASYNC, True)])
