@@ -25,6 +25,7 @@ from flodl.errors import RemoteProtocolError
 from flodl.ids import RankId, RoundKey
 from flodl.messages import HostHello, Layout, ToDaemon
 from flodl.runtime.blocking import BlockingFrames
+from flodl.runtime.tls import TlsLayer
 from flodl.wire.chunks import (
     CHUNK_BYTES,
     HEADER_BYTES,
@@ -68,9 +69,9 @@ class _State:
 class BulkLink:
     """Two daemon threads over one socket. ``post`` must be safe to call from them."""
 
-    def __init__(self, sock: socket.socket, post: Callable[[HostEvent], None]) -> None:
-        """Takes over ``sock``, connected and blocking."""
-        self._frames = BlockingFrames(sock, "controller (bulk)", ToDaemon)
+    def __init__(self, sock: socket.socket, post: Callable[[HostEvent], None], tls: TlsLayer | None = None) -> None:
+        """Takes over ``sock``, connected and blocking; ``tls`` is open on it."""
+        self._frames = BlockingFrames(sock, "controller (bulk)", ToDaemon, tls)
         self._post = post
         self._plane: SharedPlane | None = None
         self._inbox: HostInbox | None = None

@@ -29,6 +29,7 @@ from flodl.messages import Device, HostHello, LogChunk, StopHost, ToDaemon
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
 from flodl.runtime.driver import Driver
+from flodl.runtime.line import Line
 from flodl.runtime.processes import OrphanReaper, become_subreaper, create_memfd
 from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
@@ -68,13 +69,13 @@ async def serve(given: Bootstrap) -> int:
     become_subreaper()
     devices = offered(given.devices, given.host)
     identity = Identity(given.run_id, bytes.fromhex(given.token), Role.DAEMON, given.host)
-    stream, bulk_sock, address = await _dial(given, identity)
+    stream, bulk_line, address = await _dial(given, identity)
     hello = _hello(given.host, devices, address)
     stream.send(hello)
-    return await Daemon(given, stream, bulk_sock, hello).run()
+    return await Daemon(given, stream, bulk_line, hello).run()
 
 
-async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, socket.socket, str]:
+async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, Line, str]:
     """The first controller address that answers; all of them again until ``DIAL_S`` has passed."""
     if not given.controllers:
         raise ConfigError(f"host {given.host}: no address of the controller was given")
@@ -92,15 +93,15 @@ async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, soc
         await asyncio.sleep(REDIAL_S)
 
 
-async def _connect(controller: Controller, identity: Identity) -> tuple[FramedStream, socket.socket, str]:
+async def _connect(controller: Controller, identity: Identity) -> tuple[FramedStream, Line, str]:
     """Both connections or none."""
     stream, address = await connect_control(controller, identity, ToDaemon)
     try:
-        bulk_sock, _ = await connect_bulk(controller, identity)
+        bulk_line, _ = await connect_bulk(controller, identity)
     except BaseException:
         stream.abort()
         raise
-    return stream, bulk_sock, address
+    return stream, bulk_line, address
 
 
 def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
@@ -133,7 +134,7 @@ def _version(package: str) -> str:
 class Daemon:
     """One host of one run; see the module docstring."""
 
-    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_sock: socket.socket, hello: HostHello) -> None:
+    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_line: Line, hello: HostHello) -> None:
         """``hello`` has been said on ``stream`` and is said on the bulk connection by ``run``."""
         self._given = given
         self._stream = stream
@@ -144,7 +145,7 @@ class Daemon:
         self._driver: Driver[ev.HostEvent, act.HostAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
-        self._bulk = BulkLink(bulk_sock, self._driver.post_threadsafe)
+        self._bulk = BulkLink(bulk_line.sock, self._driver.post_threadsafe, bulk_line.tls)
         self._plane_fd = -1
         self._inbox = HostInbox(psutil.virtual_memory().total)
         self._ranks: dict[RankId, RankProcess] = {}

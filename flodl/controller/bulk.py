@@ -23,6 +23,7 @@ from flodl.errors import CheckpointError, DeadlineExceeded, PeerLost, ProtocolEr
 from flodl.ids import HostName, RoundKey
 from flodl.messages import FromDaemon, HostHello, Layout
 from flodl.runtime.blocking import BlockingFrames
+from flodl.runtime.tls import TlsLayer
 from flodl.wire.chunks import CHUNK_BYTES, HEADER_BYTES, ChunkHeader, ChunkKind, pack_header, unpack_header
 
 STALL_S: Final = 120.0
@@ -64,9 +65,9 @@ class BulkHub:
         self._lock = threading.Lock()
 
     # -------------------------------------------------------------------------------------------------- connections
-    def link(self, host: HostName, sock: socket.socket) -> "Link":
-        """A host's new connection; it takes no part before ``attach``. Close it if it never will."""
-        return Link(self, host, sock)
+    def link(self, host: HostName, sock: socket.socket, tls: TlsLayer | None = None) -> "Link":
+        """A host's new connection, with its open ``tls``; it takes no part before ``attach``. Else close it."""
+        return Link(self, host, sock, tls)
 
     def attach(self, link: "Link") -> bool:
         """Let a connection take part; False when its host has one already."""
@@ -185,10 +186,10 @@ class BulkHub:
 class Link:
     """One host's bulk connection and its two threads; see ``BulkHub.link``."""
 
-    def __init__(self, hub: BulkHub, host: HostName, sock: socket.socket) -> None:
+    def __init__(self, hub: BulkHub, host: HostName, sock: socket.socket, tls: TlsLayer | None) -> None:
         self.host = host
         self._hub = hub
-        self._frames = BlockingFrames(sock, f"host {host} (bulk)", FromDaemon)
+        self._frames = BlockingFrames(sock, f"host {host} (bulk)", FromDaemon, tls)
         self._scratch = memoryview(bytearray(CHUNK_BYTES))
         self._incoming: IncomingState | None = None
         self._news = threading.Condition()

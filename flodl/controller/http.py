@@ -1,9 +1,9 @@
 """The run over HTTP, read only: ``/state.json``, ``/events`` and ``/logs`` as JSON lines.
 
-h11 parses (one small package, no loop of its own, 16 ms to import); the socket comes from the port's mux. Reads are
-free on loopback, elsewhere they need the read token. A foreign Host header is refused, so that no web page can read a
-run through a name of its own. Followers are cursors: one that does not read, or has gone, is dropped. Whatever a
-client does, or an answer of ours does wrong, ends its connection and nothing else.
+h11 parses (one small package, no loop of its own, 16 ms to import); the line, under TLS or not, comes from the port's
+mux. Reads are free on loopback, elsewhere they need the read token. A foreign Host header is refused, so that no web
+page can read a run through a name of its own. Followers are cursors: one that does not read, or has gone, is dropped.
+Whatever a client does, or an answer of ours does wrong, ends its connection and nothing else.
 """
 
 import asyncio
@@ -11,9 +11,8 @@ import contextlib
 import hmac
 import json
 import logging
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -21,11 +20,12 @@ from urllib.parse import parse_qs
 import h11
 
 from flodl.config.address import is_loopback, split_address
-from flodl.errors import ConfigError
+from flodl.errors import ConfigError, ProtocolError
 from flodl.ids import HostName, RankId
 from flodl.monitor.event_log import EventLog
 from flodl.monitor.log_lines import LineReader, LogLine, Wants, cursor_at, tail_reader
 from flodl.monitor.log_store import HEAD, STREAMS, LogStore
+from flodl.runtime.line import Line
 
 READ_BYTES: Final = 16 * 1024
 MAX_HEADER_BYTES: Final = 16 * 1024
@@ -54,6 +54,8 @@ KEEP_ALIVE_S: Final = 30.0
 
 EVENTS_PER_PIECE: Final = 500
 MAX_NUMBER: Final = 1 << 53
+
+Headers = Sequence[tuple[str, str]]
 
 _log = logging.getLogger(__name__)
 
@@ -95,15 +97,22 @@ class HttpServer:
         """Wait until nobody reads a stream."""
         await self._all_read.wait()
 
-    async def serve(self, sock: socket.socket) -> None:
-        """Answer one request and close; ``sock`` has not been read from."""
-        reader, writer = await asyncio.open_connection(sock=sock, limit=READ_BYTES)
-        exchange = _Exchange(reader, writer)
+    async def serve(self, line: Line) -> None:
+        """Answer one request and close."""
+        await self._converse(line, self._answer_allowed)
+
+    async def redirect(self, line: Line) -> None:
+        """Answer one request, which has come in plain where TLS is required, with its address under TLS; and close."""
+        await self._converse(line, _point_to_tls)
+
+    async def _converse(self, line: Line, answer: "_Answer") -> None:
+        reader, writer = await asyncio.open_connection(sock=line.sock, limit=READ_BYTES)
+        exchange = _Exchange(reader, writer, line)
         self._connections += 1
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, answer)
             await exchange.linger()
-        except OSError as error:
+        except (OSError, ProtocolError) as error:
             _log.debug("http connection dropped: %s", error)
         except Exception:  # noqa: BLE001  # a fault in an answer must not reach the port, and with it the run
             _log.exception("http request failed")
@@ -111,11 +120,11 @@ class HttpServer:
             self._connections -= 1
             writer.transport.abort()
 
-    async def _answer(self, exchange: "_Exchange") -> None:
+    async def _answer(self, exchange: "_Exchange", answer: "_Answer") -> None:
         try:
             request = await self._request(exchange)
-            self._check(request, exchange)
-            await self._route(request, exchange)
+            self._check_host(request, exchange)
+            await answer(request, exchange)
         except h11.RemoteProtocolError as error:
             await exchange.fail(error.error_status_hint, str(error))
         except HttpError as error:
@@ -136,17 +145,18 @@ class HttpServer:
             del self._waiting[reading]
             reading.cancel()
 
-    def _check(self, request: h11.Request, exchange: "_Exchange") -> None:
-        headers = {name: value.decode("latin-1") for name, value in request.headers}
+    def _check_host(self, request: h11.Request, exchange: "_Exchange") -> None:
         if request.method not in (b"GET", b"HEAD"):
             raise HttpError(405, "only GET: nothing here changes the run")
-        if not self._is_ours(headers.get(b"host", ""), exchange.local_host):
+        if not self._is_ours(_header(request, b"host"), exchange.local_host):
             raise HttpError(403, "unknown Host header: use the controller's address")
-        if is_loopback(exchange.peer_host):
-            return
-        given = headers.get(b"authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._view.read_token}".encode()):
+
+    async def _answer_allowed(self, request: h11.Request, exchange: "_Exchange") -> None:
+        given = _header(request, b"authorization")
+        is_known = hmac.compare_digest(given.encode(), f"Bearer {self._view.read_token}".encode())
+        if not is_known and not is_loopback(exchange.peer_host):
             raise HttpError(401, "a read token is needed: use fdl on the controller's machine")
+        await self._route(request, exchange)
 
     def _is_ours(self, host: str, dialed: str) -> bool:
         try:
@@ -239,8 +249,10 @@ class HttpServer:
 class _Exchange:
     """One request and its answer on one connection."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, line: Line) -> None:
+        """``reader`` and ``writer`` are over the line's socket."""
         self._reader, self._writer = reader, writer
+        self._tls, self._unread = line.tls, line.unread()
         self._connection = h11.Connection(h11.SERVER, max_incomplete_event_size=MAX_HEADER_BYTES)
         self._is_head_request = False
         self.peer_host = str((writer.get_extra_info("peername") or ("",))[0])
@@ -260,22 +272,25 @@ class _Exchange:
                 return event
             if event is not h11.NEED_DATA:
                 raise ConnectionResetError("closed before a request")
-            self._connection.receive_data(await self._reader.read(READ_BYTES))
+            self._connection.receive_data(await self._read())
 
-    async def send(self, data: bytes, kind: str, *, status: int = 200, more: bool = False) -> None:
-        """Write the answer's head with its first piece, then pieces; the last call has ``more`` False.
+    async def send(
+        self, data: bytes, kind: str, *, status: int = 200, more: bool = False, headers: Headers = ()
+    ) -> None:
+        """Write the answer's head with its first piece, then pieces; the last call has ``more`` False. ``headers``
+        are added to those of every answer.
 
         Raises:
             OSError: the client has gone, or takes nothing.
         """
         out = b""
         if self._connection.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            out += self._connection.send(_head(status, kind)) or b""
+            out += self._connection.send(_head(status, kind, headers)) or b""
         if data and not self._is_head_request:
             out += self._connection.send(h11.Data(data=data)) or b""
         if not more:
             out += self._connection.send(h11.EndOfMessage()) or b""
-        self._writer.write(out)
+        self._writer.write(out if self._tls is None else self._tls.encrypt(out))
         async with asyncio.timeout(WRITE_S):
             await self._writer.drain()
 
@@ -304,6 +319,8 @@ class _Exchange:
 
     async def linger(self) -> None:
         """Let the answer arrive: say that nothing follows, and read on until the client closes too."""
+        if self._tls is not None:
+            self._writer.write(self._tls.farewell())
         self._writer.write_eof()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):
@@ -313,8 +330,35 @@ class _Exchange:
             await self._writer.wait_closed()
 
     async def _read_past(self, limit_bytes: int = MAX_NUMBER) -> None:
-        while limit_bytes > 0 and (data := await self._reader.read(READ_BYTES)):
+        while limit_bytes > 0 and (data := await self._read()):
             limit_bytes -= len(data)
+
+    async def _read(self) -> bytes:
+        """Some bytes of the client; empty at the end."""
+        data, self._unread = self._unread, b""
+        while not data:
+            sealed = await self._reader.read(READ_BYTES)
+            if self._tls is None or not sealed:
+                return sealed
+            data = self._tls.decrypt(sealed)
+            if self._tls.has_ended:
+                break
+        return data
+
+
+_Answer = Callable[[h11.Request, _Exchange], Awaitable[None]]
+
+
+async def _point_to_tls(request: h11.Request, exchange: _Exchange) -> None:
+    target = request.target.decode("latin-1")
+    path = target if target.startswith("/") and target.isascii() else "/"  # else it could name another host
+    where = f"https://{_header(request, b'host')}{path}"
+    await exchange.send(
+        f"this controller speaks HTTP under TLS only: {where}\n".encode(),
+        "text/plain; charset=utf-8",
+        status=308,
+        headers=(("Location", where),),
+    )
 
 
 async def _write_lines(exchange: _Exchange, pieces: AsyncIterator[list[Any]]) -> None:
@@ -326,8 +370,13 @@ async def _write_lines(exchange: _Exchange, pieces: AsyncIterator[list[Any]]) ->
     await exchange.send(b"", kind)
 
 
-def _head(status: int, kind: str) -> h11.Response:
+def _header(request: h11.Request, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in request.headers if key == name), "")
+
+
+def _head(status: int, kind: str, more: Headers) -> h11.Response:
     headers = [
+        *more,
         ("Content-Type", kind),
         ("Cache-Control", "no-store"),
         ("X-Content-Type-Options", "nosniff"),

@@ -51,8 +51,10 @@ from flodl.messages import (
 )
 from flodl.monitor.event_log import EventLog, strict
 from flodl.monitor.log_store import LogStore
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.driver import Driver
+from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen
 from flodl.runtime.streams import FramedStream
@@ -153,8 +155,9 @@ class Controller:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
-        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve)
-        mux = PortMux(self._sockets, Run(self._spec.run_id, self._token), handlers, self._clock)
+        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
+        run = Run(self._spec.run_id, self._token)
+        mux = PortMux(self._sockets, run, handlers, self._clock, Security())
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -196,6 +199,9 @@ class Controller:
         host, port = listening.dial_address(self._sockets[0])
         self._run.write("controller.json", dump(ControllerInfo(os.getpid(), started, host, port)))
 
+    def _bound(self) -> list[str]:
+        return [str(sock.getsockname()[0]) for sock in self._sockets]
+
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
@@ -205,7 +211,7 @@ class Controller:
 
     def _view(self) -> View:
         names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
-        names |= {str(sock.getsockname()[0]) for sock in self._sockets} | {self._spec.bind_host.lower()}
+        names |= {*self._bound(), self._spec.bind_host.lower()}
         return View(
             self.state, self._events, self._logs, self._host_of, derive_read_token(self._token), frozenset(names)
         )
@@ -294,12 +300,12 @@ class Controller:
             await self._driver.put(event)
         stream.send(reply)
 
-    async def _on_bulk(self, peer: Peer, sock: socket.socket) -> None:
+    async def _on_bulk(self, peer: Peer, line: Line) -> None:
         """A bulk connection takes part once it has said the very hello of a host that has joined."""
         if peer.role is not Role.DAEMON:
-            sock.close()
+            line.sock.close()
             raise RemoteProtocolError(f"a bulk connection of role {peer.role}")
-        link = self._bulk.link(peer.host, sock)
+        link = self._bulk.link(peer.host, line.sock, line.tls)
         try:
             hello = await asyncio.to_thread(link.greeting, FIRST_WORD_S)
             async with asyncio.timeout(FIRST_WORD_S):

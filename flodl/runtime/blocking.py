@@ -9,18 +9,21 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from flodl.errors import DeadlineExceeded, RemoteProtocolError
 from flodl.messages import Message
 from flodl.runtime.streams import ConnectionLost, Loss, configure_tcp, loss_of
+from flodl.runtime.tls import TlsLayer
 from flodl.wire.codec import Vocabulary, decode, encode
 from flodl.wire.frames import LENGTH_BYTES, frame, payload_bytes
 
 SEND_S: Final = 30.0
 """How long a blocking send waits for a peer that does not read: as long as a peer may be silent before it is dead."""
 
+TLS_PIECE_BYTES: Final = 256 * 1024
+"""Bytes that are encrypted before they are sent, and read before they are decrypted: few calls, within the caches."""
 
 LONGEST_POLL_S: Final = 3600.0
 """poll takes milliseconds in a C int; a longer wait is several polls."""
@@ -29,11 +32,13 @@ LONGEST_POLL_S: Final = 3600.0
 class BlockingFrames:
     """One connection for threads: any thread sends, one thread receives. Takes over ``sock`` (connected)."""
 
-    def __init__(self, sock: socket.socket, peer: str, allowed: Vocabulary) -> None:
-        """``peer`` and ``allowed`` as in ``FramedStream.over``."""
+    def __init__(self, sock: socket.socket, peer: str, allowed: Vocabulary, tls: TlsLayer | None = None) -> None:
+        """``peer``, ``allowed`` and ``tls`` as in ``FramedStream.over``."""
         self._sock = sock
         self._peer = peer
         self._allowed = allowed
+        self._tls = tls
+        self._received = memoryview(bytearray(0 if tls is None else TLS_PIECE_BYTES))
         self._send_lock = threading.Lock()
         self._frame = bytearray(LENGTH_BYTES)
         self._filled = 0
@@ -53,22 +58,18 @@ class BlockingFrames:
         self.send_buffers(frame(encode(message)), timeout_s=timeout_s)
 
     def send_buffers(self, *buffers: bytes | bytearray | memoryview, timeout_s: float = SEND_S) -> None:
-        """Send raw bytes in one piece, without copying: a chunk's header and its data.
+        """Send raw bytes in one piece, without copying but for TLS: a chunk's header and its data.
 
         Raises:
             ConnectionLost: as ``send``.
         """
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         with self._send_lock:
-            while views:
-                sent = self._attempt(lambda: self._sock.sendmsg(views), select.POLLOUT, timeout_s)
-                if sent is None:
-                    self.close()
-                    raise ConnectionLost(self._peer, Loss.CLOGGED, f"it has not read for {timeout_s:g} s")
-                while views and sent >= len(views[0]):
-                    sent -= len(views.pop(0))
-                if sent:
-                    views[0] = views[0][sent:]
+            if self._tls is None:
+                self._send_all(views, timeout_s)
+                return
+            for piece in _pieces(views):
+                self._send_all([memoryview(self._sealed_by(self._tls, piece))], timeout_s)
 
     def receive(self, timeout_s: float) -> Message:
         """The next message.
@@ -107,6 +108,24 @@ class BlockingFrames:
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
+    def _sealed_by(self, tls: TlsLayer, piece: Sequence[memoryview]) -> bytes:
+        try:
+            return tls.encrypt(*piece)
+        except RemoteProtocolError as error:  # what came last has broken it
+            self.close()
+            raise ConnectionLost(self._peer, Loss.CLOSED, str(error)) from error
+
+    def _send_all(self, views: list[memoryview], timeout_s: float) -> None:
+        while views:
+            sent = self._attempt(lambda: self._sock.sendmsg(views), select.POLLOUT, timeout_s)
+            if sent is None:
+                self.close()
+                raise ConnectionLost(self._peer, Loss.CLOGGED, f"it has not read for {timeout_s:g} s")
+            while views and sent >= len(views[0]):
+                sent -= len(views.pop(0))
+            if sent:
+                views[0] = views[0][sent:]
+
     def _receive_payload(self, deadline_s: float, timeout_s: float) -> bytes:
         while True:
             if self._filled == len(self._frame):
@@ -122,11 +141,20 @@ class BlockingFrames:
             self._filled += count
 
     def _read_into(self, view: memoryview, timeout_s: float) -> int | None:
-        count = self._attempt(lambda: self._sock.recv_into(view), select.POLLIN, timeout_s)
+        count = self._attempt(lambda: self._receive_some(view), select.POLLIN, timeout_s)
         if count == 0:
             self.close()
             torn = f"{self._filled} bytes of a torn frame" if self._filled else ""
             raise ConnectionLost(self._peer, Loss.EOF, torn)
+        return count
+
+    def _receive_some(self, view: memoryview) -> int:
+        """Bytes that are there now, 0 at the end; BlockingIOError when there are none."""
+        if self._tls is None:
+            return self._sock.recv_into(view)
+        count = self._tls.decrypt_into(view)
+        while not count and not self._tls.has_ended and (size := self._sock.recv_into(self._received)):
+            count = self._tls.decrypt_into(view, self._received[:size])
         return count
 
     def _attempt(self, operation: Callable[[], int], readiness: int, timeout_s: float) -> int | None:
@@ -137,6 +165,9 @@ class BlockingFrames:
                 return operation()
             except (BlockingIOError, InterruptedError):
                 left_s = deadline_s - time.monotonic()
+            except RemoteProtocolError:
+                self.close()
+                raise
             except OSError as error:
                 is_ours = self._is_closed
                 self.close()
@@ -152,3 +183,11 @@ class BlockingFrames:
         poller = select.poll()
         poller.register(fd, readiness)
         poller.poll(min(timeout_s, LONGEST_POLL_S) * 1000)
+
+
+def _pieces(views: Sequence[memoryview]) -> Iterator[Sequence[memoryview]]:
+    """The same bytes, ``TLS_PIECE_BYTES`` at a time; a chunk's header together with its first data."""
+    cut = [view[at : at + TLS_PIECE_BYTES] for view in views for at in range(0, len(view), TLS_PIECE_BYTES)]
+    yield cut[:2]
+    for piece in cut[2:]:
+        yield (piece,)

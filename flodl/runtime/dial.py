@@ -10,9 +10,12 @@ from typing import Final
 
 import flodl
 from flodl.config.address import format_address
+from flodl.config.tls import TlsMode
 from flodl.errors import HostUnreachable, JoinRefused, RemoteProtocolError
 from flodl.runtime.greeting import converse
+from flodl.runtime.line import Line
 from flodl.runtime.streams import ConnectionLost, FramedStream, configure_tcp
+from flodl.runtime.tls import TlsLayer, client_context
 from flodl.wire.codec import Vocabulary, encode
 from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
 from flodl.wire.handshake import NONCE_BYTES, Channel, ClientHandshake, FromAccepting, Peer, Role
@@ -41,10 +44,11 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Where the controller listens, as configured."""
+    """Where the controller listens, as configured; ``tls`` says at which addresses we want TLS."""
 
     host: str
     port: int
+    tls: TlsMode = TlsMode.OFF
 
     def __str__(self) -> str:
         return format_address(self.host, self.port)
@@ -58,46 +62,47 @@ async def connect_control(controller: Controller, identity: Identity, allowed: V
 
     Raises:
         HostUnreachable: stage resolve, connect or join, with every address that was tried.
-        JoinRefused: the controller refused us, or could not prove that it holds the run's token.
+        JoinRefused: the controller refused us, takes no TLS, or could not prove that it holds the run's token.
     """
-    sock, decoder, payloads = await _open(controller, identity, Channel.CONTROL)
-    local: str = sock.getsockname()[0]
+    line, decoder, payloads = await _open(controller, identity, Channel.CONTROL)
+    local: str = line.sock.getsockname()[0]
     peer = f"controller {controller}"
-    return await FramedStream.over(sock, peer, allowed, decoder=decoder, payloads=payloads), local
+    stream = await FramedStream.over(line.sock, peer, allowed, decoder=decoder, payloads=payloads, tls=line.tls)
+    return stream, local
 
 
-async def connect_bulk(controller: Controller, identity: Identity) -> tuple[socket.socket, str]:
+async def connect_bulk(controller: Controller, identity: Identity) -> tuple[Line, str]:
     """Open a bulk connection.
 
     Returns:
-        A blocking socket for a thread's ``BlockingFrames``, and the local address that reached the controller.
+        A line with a blocking socket, for a thread's ``BlockingFrames``, and the local address that reached the
+        controller.
 
     Raises:
         HostUnreachable: as ``connect_control``.
         JoinRefused: as ``connect_control``.
     """
-    sock, decoder, payloads = await _open(controller, identity, Channel.BULK)
+    line, decoder, payloads = await _open(controller, identity, Channel.BULK)
     if payloads or decoder.buffered_bytes:
-        sock.close()
+        line.sock.close()
         raise HostUnreachable(str(controller), "join", "it sent more than the handshake on a bulk connection")
-    local: str = sock.getsockname()[0]
-    sock.setblocking(True)
-    return sock, local
+    local: str = line.sock.getsockname()[0]
+    line.sock.setblocking(True)
+    return line, local
 
 
-async def _open(
-    controller: Controller, identity: Identity, channel: Channel
-) -> tuple[socket.socket, FrameDecoder, list[bytes]]:
+async def _open(controller: Controller, identity: Identity, channel: Channel) -> tuple[Line, FrameDecoder, list[bytes]]:
     sock = await _dial(controller)
     try:
-        peer = Peer(identity.role, channel, identity.host, flodl.__version__)
-        handshake = ClientHandshake(identity.token, identity.run_id, secrets.token_bytes(NONCE_BYTES), peer)
-        decoder = FrameDecoder(PRE_AUTH_FRAME_BYTES, expect_preamble=False)
+        line, decoder = Line(sock), FrameDecoder(PRE_AUTH_FRAME_BYTES, expect_preamble=False)
         try:
             async with asyncio.timeout(HANDSHAKE_S):
+                handshake = await _prepare(controller, identity, channel, line)
                 hello = b"".join(frame(encode(word)) for word in handshake.start())
-                await asyncio.get_running_loop().sock_sendall(sock, PREAMBLE + hello)
-                payloads = await converse(sock, decoder, handshake, FromAccepting)
+                await line.send(PREAMBLE + hello)
+                payloads = await converse(line, decoder, handshake, FromAccepting)
+        except JoinRefused as refused:
+            raise JoinRefused(f"controller {controller}: {refused}") from None
         except TimeoutError:
             reason = f"no answer to the handshake within {HANDSHAKE_S:g} s"
             raise HostUnreachable(str(controller), "join", reason, _CHECK_REMEDY) from None
@@ -105,10 +110,21 @@ async def _open(
             raise HostUnreachable(str(controller), "join", str(error), _CHECK_REMEDY) from error
         if not handshake.done:
             raise JoinRefused(f"controller {controller}: {handshake.refusal}")
-        return sock, decoder, payloads + decoder.raise_limit(FRAME_BYTES)
+        return line, decoder, payloads + decoder.raise_limit(FRAME_BYTES)
     except BaseException:
         sock.close()
         raise
+
+
+async def _prepare(controller: Controller, identity: Identity, channel: Channel, line: Line) -> ClientHandshake:
+    """TLS where it is wanted, and a handshake that proves the certificate which we saw in it."""
+    binding = b""
+    if controller.tls.covers(str(line.sock.getpeername()[0])):
+        layer = TlsLayer(client_context(), is_server=False)
+        await line.secure(layer)
+        binding = layer.certificate_hash()
+    peer = Peer(identity.role, channel, identity.host, flodl.__version__)
+    return ClientHandshake(identity.token, identity.run_id, secrets.token_bytes(NONCE_BYTES), peer, binding)
 
 
 async def _dial(controller: Controller) -> socket.socket:

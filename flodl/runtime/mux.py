@@ -1,15 +1,16 @@
 """One port for everything: each connection is told apart by its first byte, before anything is read.
 
-0xC1 starts our protocol: the peer proves the run's token and goes on as a control stream or as a bulk socket. A letter
-starts an HTTP request. A TLS hello and everything else is closed.
+0xC1 starts our protocol: the peer proves the run's token and goes on as a control stream or as a bulk line. A letter
+starts an HTTP request. A TLS hello starts either of them inside TLS; where there is no TLS it is turned away by an
+alert. Where TLS is required, our protocol in plain is refused in words, and HTTP in plain has a handler of its own.
+Everything else is closed.
 
 What strangers can cost is bounded: ``MAX_STRANGERS`` at once (a newer one replaces the oldest), each for at most
-``STRANGER_S`` seconds and 64 KiB, and a few log lines a minute. A peer that has proven the token is no stranger; an
-HTTP connection is its handler's from the first byte, with that handler's own limits.
+``STRANGER_S`` seconds and 64 KiB, TLS included, and a few log lines a minute. A peer that has proven the token is no
+stranger; an HTTP connection is its handler's from its first letter, with that handler's own limits.
 """
 
 import asyncio
-import contextlib
 import errno
 import logging
 import secrets
@@ -20,12 +21,15 @@ from typing import Final
 
 import flodl
 from flodl.errors import PeerLost, ProtocolError, RemoteProtocolError
-from flodl.messages import FromClient, FromDaemon, FromHead
+from flodl.messages import FromClient, FromDaemon, FromHead, Refused
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import Clock
-from flodl.runtime.greeting import HANDSHAKE_FRAME_BYTES, READ_BYTES, converse
+from flodl.runtime.greeting import HANDSHAKE_FRAME_BYTES, converse
+from flodl.runtime.line import Line
 from flodl.runtime.streams import ConnectionLost, FramedStream, configure_tcp
-from flodl.wire.codec import Vocabulary
-from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder
+from flodl.runtime.tls import TLS_HELLO, TURNED_AWAY, TlsLayer
+from flodl.wire.codec import Vocabulary, encode
+from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
 from flodl.wire.handshake import NONCE_BYTES, Channel, FromConnecting, Peer, Role, ServerHandshake
 
 MAX_STRANGERS: Final = 256
@@ -52,7 +56,8 @@ VOCABULARY: Final[dict[Role, Vocabulary]] = {
 }
 """Which messages each role may send on its control channel."""
 
-_TLS_HELLO: Final = b"\x16"
+NEEDS_TLS: Final = "this controller takes connections to this address under TLS only (`security.tls`)"
+
 _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _UNUSABLE: Final = (errno.EBADF, errno.EINVAL, errno.ENOTSOCK)
 
@@ -70,15 +75,16 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """Who takes the connections over. Each runs in its connection's task and owns, thus closes, what it is given: a
-    stream, a blocking socket for a thread, a non-blocking socket with nothing read from it.
+    stream, or a line's socket. ``on_plain_http`` gets the requests in plain where TLS is required.
 
     A ``PeerLost``, ``ProtocolError`` or ``OSError`` out of a handler ends its connection alone and is logged; any other
     exception ends the mux.
     """
 
     on_control: Callable[[Peer, FramedStream], Awaitable[None]]
-    on_bulk: Callable[[Peer, socket.socket], Awaitable[None]]
-    on_http: Callable[[socket.socket], Awaitable[None]]
+    on_bulk: Callable[[Peer, Line], Awaitable[None]]
+    on_http: Callable[[Line], Awaitable[None]]
+    on_plain_http: Callable[[Line], Awaitable[None]]
 
 
 Entrance = Callable[[], Awaitable[None]]
@@ -88,11 +94,19 @@ Entrance = Callable[[], Awaitable[None]]
 class PortMux:
     """Serves the listening sockets of ``flodl.runtime.ports.listen``; they stay the caller's."""
 
-    def __init__(self, listeners: Sequence[socket.socket], run: Run, handlers: Handlers, clock: Clock) -> None:
-        """``clock`` bounds the log."""
+    def __init__(
+        self,
+        listeners: Sequence[socket.socket],
+        run: Run,
+        handlers: Handlers,
+        clock: Clock,
+        security: Security,
+    ) -> None:
+        """``clock`` bounds the log, ``security`` says which connections are under TLS."""
         self._listeners = listeners
         self._run = run
         self._handlers = handlers
+        self._security = security
         self._strangers: dict[asyncio.Task[None], socket.socket] = {}
         self._complaints = _Complaints(clock)
 
@@ -153,42 +167,62 @@ class PortMux:
             self._complaints.add(where, str(error))
 
     async def _admit(self, sock: socket.socket, where: str) -> Entrance | None:
-        await _until_readable(sock)
-        first = sock.recv(1, socket.MSG_PEEK)
+        line, certificate = Line(sock), self._security.certificate
+        first = await line.peek()
+        if first == TLS_HELLO and certificate is not None:
+            await line.secure(TlsLayer(certificate.context, is_server=True))
+            first = await line.peek()
+        elif first == TLS_HELLO:
+            await self._turn_away(line, where, TURNED_AWAY, "sent a TLS hello; there is no TLS here")
+            return None
         if first == PREAMBLE[:1]:
-            return await self._greet(sock, where)
+            return await self._admit_peer(line, where)
         if first.isalpha():
             configure_tcp(sock)
-            return lambda: self._handlers.on_http(sock)
+            serve = self._handlers.on_http if self._is_safe(line) else self._handlers.on_plain_http
+            return lambda: serve(line)
         if first:
-            kind = "a TLS hello; this port takes no TLS" if first == _TLS_HELLO else f"byte {first.hex()}"
-            self._complaints.add(where, f"does not speak flodl's protocol or HTTP: {kind}")
+            self._complaints.add(where, f"does not speak flodl's protocol or HTTP: byte {first.hex()}")
         return None
 
-    async def _greet(self, sock: socket.socket, where: str) -> Entrance | None:
-        nonce = secrets.token_bytes(NONCE_BYTES)
-        handshake = ServerHandshake(self._run.token, self._run.run_id, nonce, flodl.__version__)
-        decoder = FrameDecoder(HANDSHAKE_FRAME_BYTES, expect_preamble=True)
-        payloads = await converse(sock, decoder, handshake, FromConnecting)
+    def _is_safe(self, line: Line) -> bool:
+        return line.tls is not None or not self._security.mode.covers(str(line.sock.getsockname()[0]))
+
+    async def _admit_peer(self, line: Line, where: str) -> Entrance | None:
+        if not self._is_safe(line):
+            await self._turn_away(line, where, frame(encode(Refused(NEEDS_TLS))), f"was refused: {NEEDS_TLS}")
+            return None
+        handshake, decoder = self._handshake(line), FrameDecoder(HANDSHAKE_FRAME_BYTES, expect_preamble=True)
+        payloads = await converse(line, decoder, handshake, FromConnecting)
         peer = handshake.peer
         if not handshake.done or peer is None:
-            self._complaints.add(where, f"was refused: {handshake.refusal}")
-            await _say_farewell(sock)
+            await self._turn_away(line, where, b"", f"was refused: {handshake.refusal}")
             return None
         payloads += decoder.raise_limit(FRAME_BYTES)
         if peer.channel is Channel.CONTROL:
-            return lambda: self._open_control(peer, sock, where, decoder, payloads)
+            return lambda: self._open_control(peer, line, where, decoder, payloads)
         if payloads or decoder.buffered_bytes:
             raise RemoteProtocolError("bulk connection: bytes before the Welcome")
-        configure_tcp(sock)
-        sock.setblocking(True)
-        return lambda: self._handlers.on_bulk(peer, sock)
+        configure_tcp(line.sock)
+        line.sock.setblocking(True)
+        return lambda: self._handlers.on_bulk(peer, line)
+
+    def _handshake(self, line: Line) -> ServerHandshake:
+        certificate = self._security.certificate
+        binding = b"" if line.tls is None or certificate is None else certificate.sha256
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        return ServerHandshake(self._run.token, self._run.run_id, nonce, flodl.__version__, binding)
+
+    async def _turn_away(self, line: Line, where: str, last_words: bytes, complaint: str) -> None:
+        self._complaints.add(where, complaint)
+        await line.send(last_words)
+        await line.finish(FAREWELL_S, PRE_AUTH_FRAME_BYTES)
 
     async def _open_control(
-        self, peer: Peer, sock: socket.socket, where: str, decoder: FrameDecoder, payloads: list[bytes]
+        self, peer: Peer, line: Line, where: str, decoder: FrameDecoder, payloads: list[bytes]
     ) -> None:
-        name = f"{peer.role} {peer.host} at {where}"
-        stream = await FramedStream.over(sock, name, VOCABULARY[peer.role], decoder=decoder, payloads=payloads)
+        name, allowed = f"{peer.role} {peer.host} at {where}", VOCABULARY[peer.role]
+        stream = await FramedStream.over(line.sock, name, allowed, decoder=decoder, payloads=payloads, tls=line.tls)
         await self._handlers.on_control(peer, stream)
 
 
@@ -211,24 +245,3 @@ class _Complaints:
         self._logged += 1
         _log.warning("bad peer: where=%s reason=%s left_out=%d", where, reason, self._left_out)
         self._left_out = 0
-
-
-async def _until_readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(sock, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sock)
-
-
-async def _say_farewell(sock: socket.socket) -> None:
-    """Let the peer read its refusal: closing with unread bytes would reset the connection and lose it."""
-    loop = asyncio.get_running_loop()
-    with contextlib.suppress(OSError, TimeoutError):
-        sock.shutdown(socket.SHUT_WR)
-        async with asyncio.timeout(FAREWELL_S):
-            for _ in range(PRE_AUTH_FRAME_BYTES // READ_BYTES):
-                if not await loop.sock_recv(sock, READ_BYTES):
-                    return

@@ -16,6 +16,7 @@ from typing import Final, Self
 
 from flodl.errors import PeerLost, RemoteProtocolError
 from flodl.messages import Message
+from flodl.runtime.tls import TlsLayer
 from flodl.wire.codec import Vocabulary, decode, encode
 from flodl.wire.frames import FRAME_BYTES, FrameDecoder, frame
 
@@ -90,13 +91,19 @@ class FramedStream:
     """One connection in the event loop. ``send`` never waits; ``receive`` has one caller at a time."""
 
     def __init__(
-        self, peer: str, allowed: Vocabulary, decoder: FrameDecoder, outbound_bytes: int = OUTBOUND_BYTES
+        self,
+        peer: str,
+        allowed: Vocabulary,
+        decoder: FrameDecoder,
+        outbound_bytes: int = OUTBOUND_BYTES,
+        tls: TlsLayer | None = None,
     ) -> None:
         """See ``over``, which also connects it."""
         self.peer = peer
         self._allowed = allowed
         self._decoder = decoder
         self._outbound_bytes = outbound_bytes
+        self._tls = tls
         self._inbox: deque[bytes] = deque()
         self._inbox_bytes = 0
         self._transport: asyncio.Transport | None = None
@@ -114,6 +121,7 @@ class FramedStream:
         decoder: FrameDecoder | None = None,
         payloads: Sequence[bytes] = (),
         outbound_bytes: int = OUTBOUND_BYTES,
+        tls: TlsLayer | None = None,
     ) -> Self:
         """Take ``sock`` (connected; it belongs to the stream from here) into the running loop.
 
@@ -124,8 +132,9 @@ class FramedStream:
             decoder: holds what an earlier reader took from the socket; None starts afresh, without a preamble.
             payloads: frames that the earlier reader found and did not use.
             outbound_bytes: most bytes that may wait for the peer.
+            tls: open on this connection; None sends in plain.
         """
-        stream = cls(peer, allowed, decoder or FrameDecoder(FRAME_BYTES, expect_preamble=False), outbound_bytes)
+        stream = cls(peer, allowed, decoder or FrameDecoder(FRAME_BYTES, expect_preamble=False), outbound_bytes, tls)
         stream._store(payloads)
         configure_tcp(sock)
         sock.setblocking(False)
@@ -168,7 +177,7 @@ class FramedStream:
             detail = f"{self.waiting_bytes} bytes were waiting, the limit is {self._outbound_bytes}"
             self.abort(ConnectionLost(self.peer, Loss.CLOGGED, detail))
             return False
-        self._transport.write(data)
+        self._transport.write(data if self._tls is None else self._tls.encrypt(data))
         return True
 
     async def receive(self) -> Message:
@@ -202,6 +211,8 @@ class FramedStream:
         """
         if self._transport is None or self._closed.is_set():
             return
+        if self._end is None and self._tls is not None:
+            self._transport.write(self._tls.farewell())
         self._finish(ConnectionLost(self.peer, Loss.CLOSED))
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
@@ -230,9 +241,11 @@ class FramedStream:
         if self._end is not None:
             return
         try:
-            self._store(self._decoder.feed(data))
+            self._store(self._decoder.feed(data if self._tls is None else self._tls.decrypt(data)))
         except RemoteProtocolError as error:
             self.abort(error)
+        if self._tls is not None and self._tls.has_ended and self._transport is not None:
+            self._transport.close()
 
     def _store(self, payloads: Sequence[bytes]) -> None:
         self._inbox.extend(payloads)

@@ -17,7 +17,9 @@ from flodl.launch.bootstrap import Bootstrap, Liveness
 from flodl.launch.local import LocalDaemon, start_local
 from flodl.launch.plan import HostKind, HostPlan
 from flodl.messages import Beat, Device, Heard, HostHello, LogChunk, Message, RankSpec, SpawnRanks
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import ConnectionLost, FramedStream
@@ -127,12 +129,12 @@ class Desk:
                     self._news.set()
                     return
 
-    async def on_bulk(self, peer: Peer, sock: socket.socket) -> None:
-        self.bulk = sock
+    async def on_bulk(self, peer: Peer, line: Line) -> None:
+        self.bulk = line.sock
         self._news.set()
 
-    async def on_http(self, sock: socket.socket) -> None:
-        sock.close()
+    async def on_http(self, line: Line) -> None:
+        line.sock.close()
 
     def _keep(self, message: Message) -> None:
         if isinstance(message, LogChunk):
@@ -152,8 +154,9 @@ class Desk:
 @contextlib.asynccontextmanager
 async def desk(folder: Path) -> AsyncIterator[Desk]:
     made = Desk(folder)
-    handlers = Handlers(made.on_control, made.on_bulk, made.on_http)
-    serving = asyncio.create_task(PortMux(made.sockets, Run("run-1", TOKEN), handlers, MonotonicClock()).serve())
+    handlers = Handlers(made.on_control, made.on_bulk, made.on_http, made.on_http)
+    mux = PortMux(made.sockets, Run("run-1", TOKEN), handlers, MonotonicClock(), Security())
+    serving = asyncio.create_task(mux.serve())
     try:
         yield made
     finally:

@@ -148,9 +148,9 @@ class FakeDaemon:
         self.stream, _ = await connect_control(self._controller, self._identity, ToDaemon)
 
     async def bulk(self, hello: HostHello | None = None) -> socket.socket:
-        sock, _ = await connect_bulk(self._controller, self._identity)
-        BlockingFrames(sock, "controller", ToDaemon).send(hello or self.hello)
-        return sock
+        line, _ = await connect_bulk(self._controller, self._identity)
+        BlockingFrames(line.sock, "controller", ToDaemon, line.tls).send(hello or self.hello)
+        return line.sock
 
     def say(self, message: Message) -> None:
         assert self.stream is not None

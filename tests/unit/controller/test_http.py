@@ -11,14 +11,18 @@ from typing import Any
 
 import pytest
 
+from flodl.config.tls import TlsMode
 from flodl.controller import http
 from flodl.controller.http import HttpServer, View
 from flodl.core.actions import Record, Severity
 from flodl.monitor.event_log import EventLog
 from flodl.monitor.log_store import LogStore
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
+from flodl.runtime.tls import TlsLayer, client_context
+from tests.unit.runtime.tls_pair import certificate
 
 LIMIT_S = 60.0
 HOST = "Host: localhost\r\n"
@@ -27,10 +31,11 @@ HOST = "Host: localhost\r\n"
 class Site:
     """A served port with some logs and events."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, security: Security) -> None:
         self.logs = LogStore(folder)
         self.events = EventLog(folder / "events.jsonl")
         self.state: Callable[[], Any] = lambda: {"phase": "training"}
+        self.context = None if security.certificate is None else client_context()
         self.sockets = listen("127.0.0.1", 0)
         self.port = port_of(self.sockets)
         view = View(
@@ -46,8 +51,8 @@ class Site:
         async def refuse(*_: Any) -> None:
             raise AssertionError("only HTTP comes here")
 
-        handlers = Handlers(refuse, refuse, self.server.serve)
-        self.mux = PortMux(self.sockets, Run("run-1", bytes(32)), handlers, MonotonicClock())
+        handlers = Handlers(refuse, refuse, self.server.serve, self.server.redirect)
+        self.mux = PortMux(self.sockets, Run("run-1", bytes(32)), handlers, MonotonicClock(), security)
 
     def _state(self) -> Any:
         return self.state()
@@ -56,7 +61,7 @@ class Site:
         self.events.add(Record("note", Severity.INFO, "a detail", {}))
 
     async def open(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26)
+        return await asyncio.open_connection("127.0.0.1", self.port, limit=1 << 26, ssl=self.context)
 
     async def raw(self, request: bytes) -> bytes:
         """Everything that comes back for these bytes."""
@@ -91,27 +96,37 @@ def unchunked(body: bytes) -> bytes:
     return data
 
 
-@pytest.fixture
-def serve(tmp_path: Path) -> Callable[[Callable[[Site], Awaitable[Any]]], Any]:
-    async def bounded(scenario: Callable[[Site], Awaitable[Any]]) -> Any:
-        site = Site(tmp_path)
-        serving = asyncio.create_task(site.mux.serve())
-        try:
-            async with asyncio.timeout(LIMIT_S):
-                result = await scenario(site)
-                assert not serving.done(), "the port has died"
-                assert (await site.ask("/state.json"))[0] == 200
-                return result
-        finally:
-            serving.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await serving
-            site.logs.close()
-            site.events.end()
-            for sock in site.sockets:
-                sock.close()
+async def bounded(site: Site, scenario: Callable[[Site], Awaitable[Any]]) -> Any:
+    serving = asyncio.create_task(site.mux.serve())
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            result = await scenario(site)
+            assert not serving.done(), "the port has died"
+            assert (await site.ask("/state.json"))[0] == 200
+            return result
+    finally:
+        serving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+        site.logs.close()
+        site.events.end()
+        for sock in site.sockets:
+            sock.close()
 
-    return lambda scenario: asyncio.run(bounded(scenario))
+
+async def within(folder: Path, security: Security, scenario: Callable[[Site], Awaitable[Any]]) -> Any:
+    return await bounded(Site(folder, security), scenario)
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> "Serve":
+    return lambda scenario: asyncio.run(within(tmp_path, Security(), scenario))
+
+
+@pytest.fixture
+def serve_tls(tmp_path: Path) -> "Serve":
+    security = Security(TlsMode.ON, certificate())
+    return lambda scenario: asyncio.run(within(tmp_path, security, scenario))
 
 
 Serve = Callable[[Callable[[Site], Awaitable[Any]]], Any]
@@ -436,3 +451,80 @@ def test_slow_clients_make_room_and_run_out_of_time(serve: Serve, monkeypatch: p
         return status
 
     assert serve(scenario) == 200
+
+
+# --------------------------------------------------------------------------------------------------------- under TLS
+def test_the_state_is_read_under_tls(serve_tls: Serve) -> None:
+    status, _, body = serve_tls(lambda site: site.ask("/state.json"))
+    assert (status, json.loads(body)) == (200, {"phase": "training"})
+
+
+def test_long_answers_and_slow_requests_pass_under_tls(serve_tls: Serve) -> None:
+    async def scenario(site: Site) -> int:
+        site.logs.append(0, "stdout", 0, (b"x" * 1000 + b"\n") * 3000)
+        reader, writer = await site.open()
+        for byte in f"GET /logs?tail=3000 HTTP/1.1\r\n{HOST}\r\n".encode():
+            writer.write(bytes([byte]))
+            await writer.drain()
+        body = await reader.read()
+        writer.close()
+        return body.count(b"x" * 1000)
+
+    assert serve_tls(scenario) == 3000
+
+
+def test_a_follower_under_tls_that_leaves_is_let_go(serve_tls: Serve) -> None:
+    async def scenario(site: Site) -> None:
+        reader, writer = await site.open()
+        writer.write(f"GET /events?follow=1 HTTP/1.1\r\n{HOST}\r\n".encode())
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        writer.close()
+        await site.server.until_read()
+
+    serve_tls(scenario)
+
+
+def test_a_client_that_breaks_tls_hurts_only_itself(serve_tls: Serve) -> None:
+    async def scenario(site: Site) -> None:
+        sock = socket.create_connection(("127.0.0.1", site.port), LIMIT_S)
+        layer = TlsLayer(client_context(), is_server=False)
+        layer.shake_hands()
+        while not layer.is_open:
+            sock.sendall(layer.outgoing())
+            layer.shake_hands(await asyncio.to_thread(sock.recv, 4096))
+        sock.sendall(layer.outgoing() + layer.encrypt(b"GET /state.json HTTP/1.1\r\n") + bytes(100))
+        assert await asyncio.to_thread(sock.recv, 4096) == b""
+        sock.close()
+
+    serve_tls(scenario)
+
+
+async def raw_plain(site: Site, request: bytes) -> bytes:
+    site.context, context = None, site.context
+    try:
+        return await site.raw(request)
+    finally:
+        site.context = context
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [("/logs?tail=3", "/logs?tail=3"), ("/", "/"), ("@evil.example/", "/"), ("http://evil.example/", "/")],
+)
+def test_plain_http_is_sent_to_the_same_address_under_tls(serve_tls: Serve, target: str, path: str) -> None:
+    def ask(site: Site) -> Awaitable[bytes]:
+        return raw_plain(site, f"GET {target} HTTP/1.1\r\nHost: node-a:{site.port}\r\n\r\n".encode())
+
+    head, _, body = serve_tls(ask).decode().partition("\r\n\r\n")
+    lines = head.split("\r\n")
+    (where,) = (line.partition(": ")[2] for line in lines if line.lower().startswith("location: "))
+    assert lines[0].startswith("HTTP/1.1 308")
+    assert where.startswith("https://node-a:")
+    assert where.endswith(path)
+    assert "evil" not in where
+    assert where in body
+
+
+def test_plain_http_with_a_foreign_host_is_sent_nowhere(serve_tls: Serve) -> None:
+    answer = serve_tls(lambda site: raw_plain(site, b"GET / HTTP/1.1\r\nHost: evil.example\r\n\r\n"))
+    assert answer.startswith(b"HTTP/1.1 403")

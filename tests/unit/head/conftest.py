@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from flodl.messages import ToHead
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
@@ -57,8 +58,8 @@ class ControllerPort:
         self._loop.close()
 
     async def _serve(self) -> None:
-        handlers = Handlers(self._control, self._control, self._http)  # type: ignore[arg-type]
-        mux = PortMux(self._listeners, Run("run-1", TOKEN), handlers, MonotonicClock())
+        handlers = Handlers(self._control, self._control, self._http, self._http)  # type: ignore[arg-type]
+        mux = PortMux(self._listeners, Run("run-1", TOKEN), handlers, MonotonicClock(), Security())
         self._serving = asyncio.create_task(mux.serve())
         await asyncio.wait([self._serving])
         for listener in self._listeners:
@@ -75,8 +76,8 @@ class ControllerPort:
             except ConnectionLost:
                 self.is_dropped.set()
 
-    async def _http(self, sock: Any) -> None:
-        sock.close()
+    async def _http(self, line: Any) -> None:
+        line.sock.close()
 
 
 @pytest.fixture

@@ -25,7 +25,9 @@ from flodl.messages import (
     StopAccepted,
     StopRequest,
 )
+from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import FramedStream
@@ -52,18 +54,19 @@ class Site:
             self.heard.append(await stream.receive())
             stream.send(self.reply)
 
-    async def on_bulk(self, peer: Peer, sock: socket.socket) -> None:
-        sock.close()
+    async def on_bulk(self, peer: Peer, line: Line) -> None:
+        line.sock.close()
 
-    async def on_http(self, sock: socket.socket) -> None:
-        reader, writer = await asyncio.open_connection(sock=sock)
-        self.requests.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 %s\r\nTransfer-Encoding: chunked\r\n\r\n" % self.status)
+    async def on_http(self, line: Line) -> None:
+        self.requests.append(await line.receive())
+        answer = b"HTTP/1.1 %s\r\nTransfer-Encoding: chunked\r\n\r\n" % self.status
         for piece in (self.body[:7], self.body[7:]):
-            writer.write(b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b"")
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        writer.close()
+            answer += b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b""
+        await line.send(answer + b"0\r\n\r\n")
+        line.sock.close()
+
+    async def on_plain_http(self, line: Line) -> None:
+        raise AssertionError("no test asks for it")
 
 
 @pytest.fixture
@@ -71,7 +74,8 @@ def site(wait_until: Callable[..., object]) -> Iterator[Site]:
     sockets = listen("127.0.0.1", 0)
     made = Site(port_of(sockets))
     loop = asyncio.new_event_loop()
-    mux = PortMux(sockets, Run(RUN_ID, TOKEN), Handlers(made.on_control, made.on_bulk, made.on_http), MonotonicClock())
+    handlers = Handlers(made.on_control, made.on_bulk, made.on_http, made.on_plain_http)
+    mux = PortMux(sockets, Run(RUN_ID, TOKEN), handlers, MonotonicClock(), Security())
     serving = loop.create_task(mux.serve())
 
     def work() -> None:

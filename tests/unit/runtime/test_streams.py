@@ -15,6 +15,7 @@ from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.streams import INBOX_FRAMES, ConnectionLost, FramedStream, Loss, configure_tcp
 from flodl.wire.codec import encode
 from flodl.wire.frames import frame
+from tests.unit.runtime.tls_pair import open_pair
 
 LIMIT_S = 20.0
 
@@ -442,3 +443,156 @@ def test_the_kernel_takes_little_that_it_has_not_sent() -> None:
         return waiting
 
     assert 300 * 65536 - run(scenario) < 1 << 20
+
+
+# --------------------------------------------------------------------------------------------------------- under TLS
+async def streams_under_tls() -> tuple[FramedStream, FramedStream]:
+    ours, theirs = tcp_pair()
+    client, server = open_pair()
+    return await stream_over(ours, tls=client), await stream_over(theirs, tls=server)
+
+
+def frames_under_tls() -> tuple[BlockingFrames, BlockingFrames, socket.socket]:
+    """Two ends, and the second one's bare socket."""
+    ours, theirs = tcp_pair()
+    client, server = open_pair()
+    left = BlockingFrames(ours, "controller", FromDaemon, client)
+    return left, BlockingFrames(theirs, "host a", FromDaemon, server), theirs
+
+
+def test_messages_arrive_under_tls_both_ways() -> None:
+    async def scenario() -> list[Any]:
+        left, right = await streams_under_tls()
+        async with left, right:
+            for number in range(300):
+                left.send(chunk(number, 1000))
+                right.send(chunk(-number, 100_000))
+            return [await right.receive() for _ in range(300)] + [await left.receive() for _ in range(300)]
+
+    assert run(scenario) == [chunk(n, 1000) for n in range(300)] + [chunk(-n, 100_000) for n in range(300)]
+
+
+def test_last_words_arrive_under_tls_although_the_receiver_was_talking() -> None:
+    async def scenario() -> tuple[Any, list[Loss]]:
+        left, right = await streams_under_tls()
+        right.send(chunk(0, 100_000))
+        left.send(HostStopped("node-a", "bye"))
+        closing = asyncio.create_task(left.close())
+        word = await right.receive()
+        losses = [(await loss_of(right)).loss, (await loss_of(left)).loss]
+        await right.close()
+        await closing
+        return word, losses
+
+    assert run(scenario) == (HostStopped("node-a", "bye"), [Loss.EOF, Loss.CLOSED])
+
+
+def test_farewell_under_tls_ends_the_stream_although_the_socket_stays_open() -> None:
+    async def scenario() -> Loss:
+        ours, theirs = tcp_pair()
+        client, server = open_pair()
+        stream = await stream_over(ours, tls=client)
+        theirs.sendall(server.farewell())
+        loss = (await loss_of(stream)).loss
+        theirs.close()
+        return loss
+
+    assert run(scenario) is Loss.EOF
+
+
+def test_record_that_was_changed_on_the_way_cuts_the_stream() -> None:
+    async def scenario() -> str:
+        ours, theirs = tcp_pair()
+        client, server = open_pair()
+        stream = await stream_over(ours, tls=client)
+        sealed = bytearray(server.encrypt(frame(encode(chunk(1)))))
+        sealed[-1] ^= 1
+        theirs.sendall(sealed)
+        with pytest.raises(RemoteProtocolError) as error:
+            await stream.receive()
+        is_silent = not stream.send(chunk(2))
+        await stream.close()
+        theirs.close()
+        return f"{error.value} {is_silent}"
+
+    assert run(scenario) == "TLS: DECRYPTION_FAILED_OR_BAD_RECORD_MAC True"
+
+
+def test_buffers_pass_under_tls_both_ways_at_once() -> None:
+    left, right, _ = frames_under_tls()
+    payload = memoryview(bytes(range(256)) * 20_000)
+    bodies = [memoryview(bytearray(4 + len(payload))) for _ in range(2)]
+    sending = [threading.Thread(target=end.send_buffers, args=(b"head", payload)) for end in (left, right)]
+    receiving = [
+        threading.Thread(target=end.receive_into, args=(body, LIMIT_S))
+        for end, body in zip((left, right), bodies, strict=True)
+    ]
+    for thread in (*sending, *receiving):
+        thread.start()
+    for thread in (*sending, *receiving):
+        thread.join()
+    left.close()
+    right.close()
+
+    assert [bytes(body) for body in bodies] == [b"head" + payload] * 2
+
+
+def test_frames_and_buffers_share_a_connection_under_tls() -> None:
+    left, right, _ = frames_under_tls()
+    body = bytearray(3)
+    left.send(chunk(1, 70_000))
+    left.send_buffers(b"abc")
+    left.send(chunk(2))
+
+    words = [right.receive(LIMIT_S)]
+    right.receive_into(body, LIMIT_S)
+    words.append(right.receive(LIMIT_S))
+    with pytest.raises(DeadlineExceeded):
+        right.receive(0.0)
+    left.close()
+    right.close()
+
+    assert words == [chunk(1, 70_000), chunk(2)]
+    assert body == b"abc"
+
+
+@pytest.mark.parametrize("how", ["farewell", "closed"])
+def test_end_under_tls_is_told_to_a_thread(how: str) -> None:
+    ours, theirs = tcp_pair()
+    client, server = open_pair()
+    frames = BlockingFrames(ours, "controller", FromDaemon, client)
+    if how == "farewell":
+        theirs.sendall(server.farewell())
+    else:
+        theirs.close()
+
+    with pytest.raises(ConnectionLost) as error:
+        frames.receive(LIMIT_S)
+    theirs.close()
+
+    assert error.value.loss is Loss.EOF
+
+
+def test_record_that_was_changed_on_the_way_cuts_a_threads_connection() -> None:
+    ours, theirs = tcp_pair()
+    client, server = open_pair()
+    frames = BlockingFrames(ours, "controller", FromDaemon, client)
+    sealed = bytearray(server.encrypt(b"x" * 100))
+    sealed[-1] ^= 1
+    theirs.sendall(sealed)
+
+    with pytest.raises(RemoteProtocolError):
+        frames.receive_into(bytearray(100), LIMIT_S)
+    with pytest.raises(ConnectionLost) as error:
+        frames.send_buffers(b"more")
+    theirs.close()
+
+    assert error.value.loss is Loss.CLOSED
+
+
+def test_peer_that_does_not_read_under_tls_ends_as_clogged() -> None:
+    left, _, theirs = frames_under_tls()
+
+    with pytest.raises(ConnectionLost, match="has not read"):
+        left.send_buffers(bytes(64 << 20), timeout_s=0.05)
+    theirs.close()

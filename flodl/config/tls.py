@@ -1,0 +1,17 @@
+"""At which addresses a run's connections are under TLS. Nothing here resolves a name."""
+
+from enum import StrEnum
+
+from flodl.config.address import is_loopback
+
+
+class TlsMode(StrEnum):
+    """AUTO: at every address that is not loopback. ON: everywhere. OFF: nowhere."""
+
+    AUTO = "auto"
+    ON = "on"
+    OFF = "off"
+
+    def covers(self, address: str) -> bool:
+        """Whether connections to ``address``, an IP literal, are under TLS."""
+        return self is TlsMode.ON or (self is TlsMode.AUTO and not is_loopback(address))

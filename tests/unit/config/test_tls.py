@@ -1,0 +1,18 @@
+"""Which addresses are under TLS."""
+
+import pytest
+
+from flodl.config.tls import TlsMode
+
+LOOPBACK = ["127.0.0.1", "127.0.1.1", "::1"]
+BEYOND = ["192.168.122.1", "10.0.0.2", "0.0.0.0", "::", "fe80::1%eth0", "203.0.113.9"]
+
+
+@pytest.mark.parametrize("address", LOOPBACK)
+def test_loopback_is_plain_unless_tls_is_on(address: str) -> None:
+    assert [mode.covers(address) for mode in (TlsMode.AUTO, TlsMode.ON, TlsMode.OFF)] == [False, True, False]
+
+
+@pytest.mark.parametrize("address", BEYOND)
+def test_what_others_can_reach_is_under_tls_unless_it_is_off(address: str) -> None:
+    assert [mode.covers(address) for mode in (TlsMode.AUTO, TlsMode.ON, TlsMode.OFF)] == [True, True, False]
