@@ -83,7 +83,7 @@ async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, Lin
     while True:
         errors = []
         for candidate in given.controllers:
-            controller = Controller(*split_address(candidate, 0))
+            controller = Controller(*split_address(candidate, 0), given.tls)
             try:
                 return await _connect(controller, identity)
             except HostUnreachable as error:

@@ -115,8 +115,6 @@ def unsupported(spec: ClusterSpec) -> list[Problem]:
             later.append((("workers", index, "tunnel"), "true", "`false`"))
     if spec.sync.mode != "off":
         later.append((("sync", "mode"), spec.sync.mode, "`off`"))
-    if spec.security.tls == "on":
-        later.append((("security", "tls"), spec.security.tls, "`auto` or `off`"))
     return [_later(spec.source, path, read, instead) for path, read, instead in later]
 
 

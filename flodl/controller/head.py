@@ -84,7 +84,12 @@ class HeadProcess:
 
     def _spawn(self, parent_fd: int) -> ProcessTree:
         spec = self._spec
-        ticket = {"run_id": spec.run_id, "address": self._address, "token_file": str(self._token_path)}
+        ticket = {
+            "run_id": spec.run_id,
+            "address": self._address,
+            "token_file": str(self._token_path),
+            "tls": str(spec.tls),
+        }
         if spec.cluster_file:
             ticket["cluster_file"] = spec.cluster_file
         env = {

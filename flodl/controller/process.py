@@ -51,7 +51,7 @@ from flodl.messages import (
 )
 from flodl.monitor.event_log import EventLog, strict
 from flodl.monitor.log_store import LogStore
-from flodl.runtime.certificate import Security
+from flodl.runtime.certificate import Security, security_of, security_warning
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.driver import Driver
 from flodl.runtime.line import Line
@@ -85,14 +85,17 @@ async def serve(run: RunDir) -> None:
     spec = load(RunSpec, run.run_json.read_bytes())
     token = run.read_token()
     sockets = listening.inherited(os.environ) or listen(spec.bind_host, spec.port)
-    await Controller(run, spec, token, sockets).run()
+    security = security_of(spec.tls, _addresses(sockets))
+    await Controller(run, spec, token, sockets, security).run()
 
 
 class Controller:
     """One run's controller; see the module docstring."""
 
-    def __init__(self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket]) -> None:
-        self._run, self._spec, self._token, self._sockets = run, spec, token, sockets
+    def __init__(
+        self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket], security: Security
+    ) -> None:
+        self._run, self._spec, self._token, self._sockets, self._security = run, spec, token, sockets, security
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
@@ -157,7 +160,7 @@ class Controller:
         self._watch_signals()
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
         run = Run(self._spec.run_id, self._token)
-        mux = PortMux(self._sockets, run, handlers, self._clock, Security())
+        mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -197,10 +200,18 @@ class Controller:
         started = process_started(os.getpid())
         assert started is not None
         host, port = listening.dial_address(self._sockets[0])
-        self._run.write("controller.json", dump(ControllerInfo(os.getpid(), started, host, port)))
+        certificate = self._security.certificate
+        shown = "" if certificate is None else certificate.sha256.hex()
+        info = ControllerInfo(os.getpid(), started, host, port, self._spec.tls, shown)
+        self._run.write("controller.json", dump(info))
+        self._tell_security(shown)
 
-    def _bound(self) -> list[str]:
-        return [str(sock.getsockname()[0]) for sock in self._sockets]
+    def _tell_security(self, certificate: str) -> None:
+        if certificate:
+            _log.info("tls: certificate sha256=%s", certificate)
+        warning = security_warning(self._spec.tls, _addresses(self._sockets))
+        if warning:
+            self._events.add(act.Record("tls_off", act.Severity.WARNING, warning, {}))
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -211,7 +222,7 @@ class Controller:
 
     def _view(self) -> View:
         names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
-        names |= {*self._bound(), self._spec.bind_host.lower()}
+        names |= {*_addresses(self._sockets), self._spec.bind_host.lower()}
         return View(
             self.state, self._events, self._logs, self._host_of, derive_read_token(self._token), frozenset(names)
         )
@@ -493,6 +504,10 @@ class Controller:
             await self._head_stream.close(FAREWELL_S)  # a head that is not ours to end has its result to read
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._http.until_read(), LAST_READERS_S)
+
+
+def _addresses(sockets: list[socket.socket]) -> list[str]:
+    return [str(sock.getsockname()[0]) for sock in sockets]
 
 
 def _job_settings(spec: RunSpec) -> JobSettings:

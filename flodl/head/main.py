@@ -21,6 +21,7 @@ from typing import Any, Final, assert_never
 import torch
 
 from flodl.config.address import split_address
+from flodl.config.tls import TlsMode
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.guards import ConvergenceGuard
 from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageError
@@ -57,7 +58,7 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
     """Connect to the controller and report to ``handle``; returns at once.
 
     Args:
-        ticket: ``run_id``, the controller's ``address`` (``host:port``) and the ``token_file``.
+        ticket: ``run_id``, the controller's ``address`` (``host:port``), the ``token_file``, ``tls`` (a ``TlsMode``).
         job: the script's; only its settings and the datasets' lengths are looked at.
         handle: ends with the trained state, or with the error that ``join()`` raises.
 
@@ -73,7 +74,8 @@ def run_head(ticket: Mapping[str, Any], job: TrainingJob, handle: TrainHandle) -
     host, port = split_address(str(ticket["address"]), DEFAULT_PORT)
     identity = Identity(str(ticket["run_id"]), _token(Path(ticket["token_file"])), Role.HEAD, socket.gethostname())
     ready = HeadReady(job.config.settings(), config_fingerprint(job.config))
-    head = _Head(Controller(host, port), identity, ready, handle, job.config.elche.user_guard)
+    controller = Controller(host, port, TlsMode(ticket.get("tls", TlsMode.AUTO)))
+    head = _Head(controller, identity, ready, handle, job.config.elche.user_guard)
     stop_on_interrupt(lambda: head.ask_stop("Ctrl-C", EXIT_INTERRUPTED), handle.is_over)
     stop_when_preempted(head.ask_stop_for, handle.is_over)
     threading.Thread(target=head.run, name="flodl-head", daemon=True).start()

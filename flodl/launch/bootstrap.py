@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import BinaryIO, Final
 
+from flodl.config.tls import TlsMode
 from flodl.errors import RemoteProtocolError
 from flodl.launch.document import DocumentFault, dump, load
 
@@ -39,7 +40,8 @@ class Bootstrap:
     what follows the interpreter, verbatim: ``train.py --x`` or ``-m pkg.module --x``. ``cwd`` is absolute, or ``.``,
     the folder in which the daemon was started. ``python`` empty means the daemon's own interpreter. ``env`` is added to
     the daemon's own environment for every rank. ``spool_dir`` is where the ranks' output is kept until it has been
-    shipped; empty lets the daemon make a private temporary directory.
+    shipped; empty lets the daemon make a private temporary directory. ``tls`` says at which of the controllers'
+    addresses the daemon wants TLS.
     """
 
     run_id: str
@@ -55,6 +57,7 @@ class Bootstrap:
     on_disconnect_s: float
     stop_timeout_s: float
     spool_dir: str = ""
+    tls: TlsMode = TlsMode.AUTO
 
 
 def encode(bootstrap: Bootstrap) -> bytes:

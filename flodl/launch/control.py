@@ -1,17 +1,23 @@
 """Speaks to a run's controller as a client: asks it over the control protocol, reads its state over HTTP.
 
 Blocking sockets with a deadline each: a viewer has one question at a time and wants to start in milliseconds.
+
+Over HTTP the controller proves nothing, so under TLS the read token goes only to the holder of the run's certificate:
+the one that the run's directory names, or one that has proven the run's token with it before.
 """
 
 import http.client
 import json
 import secrets
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from flodl import __version__
+from flodl.config.address import format_address
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.ids import HostName, RankId
 from flodl.launch.bootstrap import Bootstrap
@@ -27,9 +33,19 @@ from flodl.messages import (
     StopAccepted,
     StopRequest,
 )
+from flodl.runtime.tls import NO_TLS, client_context, hash_of, is_turned_away
 from flodl.wire.codec import Vocabulary, decode, encode
 from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
-from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_read_token, is_host_name
+from flodl.wire.handshake import (
+    NONCE_BYTES,
+    Channel,
+    ClientHandshake,
+    FromAccepting,
+    Peer,
+    Role,
+    derive_read_token,
+    is_host_name,
+)
 
 TIMEOUT_S: Final = 10.0
 FOLLOW_TIMEOUT_S: Final = 600.0
@@ -41,12 +57,27 @@ MAX_LINE_BYTES: Final = 8 << 20
 class ControllerClient:
     """A client of one controller. Connections are opened per call."""
 
-    def __init__(self, run_id: str, token: bytes, address: str, port: int, pid: int | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        token: bytes,
+        address: str,
+        port: int,
+        pid: int | None = None,
+        tls: TlsMode = TlsMode.AUTO,
+        certificate: bytes = b"",
+    ) -> None:
+        """``tls`` says at which addresses we want TLS; ``certificate`` is the hash of the run's, empty where it is not
+        known beforehand.
+        """
         self._run_id = run_id
         self._token = token
         self._address = address
         self._port = port
         self._pid = pid
+        self._tls = tls
+        self._certificate = certificate
+        self._where = f"controller {format_address(address, port)}"
 
     @classmethod
     def of(cls, run: RunDir, info: ControllerInfo) -> "ControllerClient":
@@ -55,7 +86,8 @@ class ControllerClient:
         Raises:
             ConfigError: the run's token cannot be read.
         """
-        return cls(run.run_id, run.read_token(), info.address, info.port, info.pid)
+        certificate = bytes.fromhex(info.certificate)
+        return cls(run.run_id, run.read_token(), info.address, info.port, info.pid, info.tls, certificate)
 
     def stop(self, source: str, *, abort: bool, exit_code: int) -> str:
         """Ask for an orderly stop, or for an end at once (``abort``).
@@ -131,61 +163,97 @@ class ControllerClient:
             return _read_bootstrap(reply.document)
         if reply.is_early:
             return Declined(reply.reason, True)
-        raise JoinRefused(f"controller {self._address}:{self._port} does not take host {host} in: {reply.reason}")
+        raise JoinRefused(f"{self._where} does not take host {host} in: {reply.reason}")
 
     def _ask(self, request: FromClient, allowed: Vocabulary) -> Any:
         """The controller's answer, one of ``allowed``."""
         try:
-            with socket.create_connection((self._address, self._port), TIMEOUT_S) as sock:
-                words = _Words(sock)
-                sock.sendall(PREAMBLE)
-                self._shake_hands(words)
-                words.trust()
+            with self._connect() as sock:
+                words = self._shake_hands(sock)
                 words.send(request)
                 return words.receive(allowed)
         except (OSError, EOFError) as error:
             raise self._lost(error) from None
 
+    def _connect(self) -> socket.socket:
+        """A connection, under TLS where we want it."""
+        sock = socket.create_connection((self._address, self._port), TIMEOUT_S)
+        try:
+            if not self._tls.covers(str(sock.getpeername()[0])):
+                return sock
+            return client_context().wrap_socket(sock)
+        except ssl.SSLError as error:
+            sock.close()
+            if is_turned_away(error):
+                raise JoinRefused(f"{self._where}: {NO_TLS}") from None
+            raise
+        except BaseException:
+            sock.close()
+            raise
+
     def _lost(self, error: Exception, path: str = "") -> PeerLost:
-        where = f"controller {self._address}:{self._port}"
         if not isinstance(error, TimeoutError):
-            return PeerLost(": ".join(part for part in (where, path, str(error)) if part))
+            return PeerLost(": ".join(part for part in (self._where, path, str(error)) if part))
         pid = "" if self._pid is None else f" (pid {self._pid})"
         at = f" of run {self._run_id}" if self._run_id else ""
         remedy = f"kill -KILL {self._pid or 'PID'}, then fdl launch --resume {self._run_id or 'RUN'}"
         return PeerLost(
-            f"{where}{pid}{at} does not answer: timed out\n"
+            f"{self._where}{pid}{at} does not answer: timed out\n"
             f"  its process is stopped or hangs, or the network drops what is sent: try again; if it stays so, on its "
             f"machine: {remedy}"
         )
 
     def _get(self, path: str, query: dict[str, str | int], timeout_s: float) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection(self._address, self._port, timeout=TIMEOUT_S)
+        connection = http.client.HTTPConnection(self._address, self._port)
         target = f"{path}?{urlencode(query)}" if query else path
         headers = {"Authorization": f"Bearer {derive_read_token(self._token)}", "Connection": "close"}
         try:
-            connection.connect()
-            sock = connection.sock
+            connection.sock = sock = self._connect_trusted()
             connection.request("GET", target, headers=headers)
             response = connection.getresponse()
             sock.settimeout(timeout_s)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, EOFError, http.client.HTTPException) as error:
             raise self._lost(error, path) from None
         if response.status != http.HTTPStatus.OK:
             said = response.read(1024).decode("ascii", "replace")
-            raise PeerLost(f"controller {self._address}:{self._port}: {path}: {response.status} {said}")
+            raise PeerLost(f"{self._where}: {path}: {response.status} {said}")
         return response
 
-    def _shake_hands(self, words: "_Words") -> None:
+    def _connect_trusted(self) -> socket.socket:
+        """A connection on which the read token may be said: under TLS to the holder of the run's certificate only."""
+        sock = self._connect()
+        try:
+            if isinstance(sock, ssl.SSLSocket):
+                self._check_certificate(hash_of(sock))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _check_certificate(self, seen: bytes) -> None:
+        if not self._certificate:
+            with self._connect() as sock:
+                self._shake_hands(sock)
+        if seen != self._certificate:
+            raise JoinRefused(f"{self._where}: its certificate is not the run's: someone sits in between")
+
+    def _shake_hands(self, sock: socket.socket) -> "_Words":
+        """Prove the token to each other; the certificate that belongs to the proof is the run's."""
+        words = _Words(sock)
+        sock.sendall(PREAMBLE)
         peer = Peer(Role.CLIENT, Channel.CONTROL, "client", __version__)
-        handshake = ClientHandshake(self._token, self._run_id, secrets.token_bytes(32), peer)
+        certificate = hash_of(sock) if isinstance(sock, ssl.SSLSocket) else b""
+        handshake = ClientHandshake(self._token, self._run_id, secrets.token_bytes(NONCE_BYTES), peer, certificate)
         to_send = handshake.start()
         while not handshake.done:
             for word in to_send:
                 words.send(word)
             if handshake.refusal:
-                raise JoinRefused(f"controller {self._address}:{self._port}: {handshake.refusal}")
+                raise JoinRefused(f"{self._where}: {handshake.refusal}")
             to_send = handshake.receive(words.receive(FromAccepting))
+        words.trust()
+        self._certificate = certificate
+        return words
 
 
 def _read_bootstrap(document: str) -> Bootstrap:

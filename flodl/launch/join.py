@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from flodl.config.address import format_address
+from flodl.config.tls import TlsMode
 from flodl.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -61,7 +62,8 @@ SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class JoinRequest:
     """``address`` and ``port`` are the controller's, seen from here. ``run_id`` is empty where it is not known.
     ``devices`` are words as in the cluster file. ``project`` is the folder of this machine's copy of the project.
-    ``log_path`` says where the daemon's own words go, from the run's id.
+    ``log_path`` says where the daemon's own words go, from the run's id. ``tls`` says whether the controller's address
+    wants TLS.
     """
 
     address: str
@@ -72,6 +74,7 @@ class JoinRequest:
     devices: tuple[str, ...]
     project: str
     log_path: Callable[[str], Path]
+    tls: TlsMode = TlsMode.AUTO
 
 
 def join(request: JoinRequest) -> int:
@@ -100,7 +103,7 @@ class _Guest:
 
     def __init__(self, request: JoinRequest, terminal: Terminal) -> None:
         self._request, self._terminal = request, terminal
-        self._client = ControllerClient(request.run_id, request.token, request.address, request.port)
+        self._client = ControllerClient(request.run_id, request.token, request.address, request.port, tls=request.tls)
         self._where = format_address(request.address, request.port)
         self._signals: list[int] = []
         self._forced = asyncio.Event()
@@ -156,6 +159,7 @@ class _Guest:
             host=request.host,
             devices=request.devices,
             cwd=folder,
+            tls=request.tls,
         )
         host = HostPlan(request.host, HostKind.LOCAL, request.devices, sys.executable, folder, given.script)
         log_path = request.log_path(given.run_id)

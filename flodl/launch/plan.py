@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from flodl.config.address import format_address
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import commands
 from flodl.launch.bootstrap import Bootstrap, Liveness
@@ -22,6 +23,12 @@ if TYPE_CHECKING:  # pydantic is slow to import, and whoever reads a RunSpec doe
 
 SCHEMA: Final = 1
 """The number of run.json's shape."""
+
+_TLS_WORDS: Final = {
+    TlsMode.AUTO: "for every address that is not loopback",
+    TlsMode.ON: "for every address",
+    TlsMode.OFF: "off: nothing is encrypted",
+}
 
 
 class HostKind(StrEnum):
@@ -110,6 +117,7 @@ class RunSpec:
     cluster_file: str = ""
     spawns_head: bool = True
     project: str = ""
+    tls: TlsMode = TlsMode.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +183,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
         project=project,
+        tls=TlsMode(spec.security.tls),
     )
 
 
@@ -200,6 +209,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[
         liveness=spec.liveness,
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
+        tls=spec.tls,
     )
 
 
@@ -235,6 +245,7 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"run         {spec.run_id} ({spec.name})",
         f"listens on  {format_address(spec.bind_host, spec.port) if spec.port else spec.bind_host + ', any free port'}"
         + (f", workers dial {format_address(spec.advertise, spec.port)}" if spec.advertise else ""),
+        f"tls         {_TLS_WORDS[spec.tls]}",
         f"directory   {run_dir}",
         f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
         f"head        {shlex.join([spec.python, *spec.script])}",

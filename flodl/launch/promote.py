@@ -39,7 +39,7 @@ def promote(cluster: object) -> Mapping[str, Any]:
         cluster: a ``ClusterBuilder``, the path of a cluster file, or None for all GPUs of this machine.
 
     Returns:
-        The head's ticket: run id, the controller's address, the file with the run's token.
+        The head's ticket: run id, the controller's address, the file with the run's token, and where TLS is wanted.
 
     Raises:
         ConfigError: the cluster cannot be used.
@@ -53,6 +53,7 @@ def promote(cluster: object) -> Mapping[str, Any]:
         "run_id": started.run.run_id,
         "address": format_address(started.info.address, started.info.port),
         "token_file": str(started.run.token_path),
+        "tls": str(started.info.tls),
     }
 
 

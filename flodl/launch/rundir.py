@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch.document import DocumentFault, dump, load
 
@@ -35,13 +36,16 @@ RESERVE_BYTES: Final = 64 * 1024
 @dataclass(frozen=True, slots=True)
 class ControllerInfo:
     """Where a run's controller listens. ``started`` is its process's start time in clock ticks since boot, the number
-    of ``/proc/PID/stat``; ``address`` is one to dial from this machine.
+    of ``/proc/PID/stat``; ``address`` is one to dial from this machine. ``certificate`` is the SHA-256 of the run's
+    TLS certificate in hex, empty without TLS.
     """
 
     pid: int
     started: int
     address: str
     port: int
+    tls: TlsMode = TlsMode.AUTO
+    certificate: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class Controller:
 
     host: str
     port: int
-    tls: TlsMode = TlsMode.OFF
+    tls: TlsMode = TlsMode.AUTO
 
     def __str__(self) -> str:
         return format_address(self.host, self.port)

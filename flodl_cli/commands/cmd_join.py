@@ -1,5 +1,6 @@
 """``fdl join``: this machine's devices for a run, as long as the command lives."""
 
+import dataclasses
 import os
 import socket
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Final
 import click
 
 from flodl.config.address import split_address
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import rundir
 from flodl.launch.join import JoinRequest, join
@@ -26,7 +28,16 @@ DEFAULT_PORT: Final = 1337
     type=click.Path(exists=True, file_okay=False),
     help="The project's folder here; default: this folder, for a run of this machine the run's.",
 )
-def command(target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None) -> int:
+@click.option(
+    "--tls",
+    type=click.Choice([mode.value for mode in TlsMode]),
+    default=TlsMode.AUTO.value,
+    show_default=True,
+    help="With --token-file: whether the controller's address wants TLS; auto: unless it is loopback.",
+)
+def command(
+    target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None, tls: str
+) -> int:
     """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
 
     With --token-file, HOST:PORT is the controller's address. Without, RUN is a run of this machine: its id, its
@@ -39,7 +50,9 @@ def command(target: str | None, token_file: Path | None, devices: str, host: str
     name = socket.gethostname() if host is None else host
     if not is_host_name(name):
         raise click.UsageError(f"--host {name!r}: expected a name without blanks and slashes")
-    return join(_direct(target, token_file, words, name, path) if token_file else _local(target, words, name, path))
+    if token_file is None:
+        return join(_local(target, words, name, path))
+    return join(dataclasses.replace(_direct(target, token_file, words, name, path), tls=TlsMode(tls)))
 
 
 def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:
@@ -65,4 +78,5 @@ def _local(target: str | None, devices: tuple[str, ...], host: str, path: str | 
     asked = run.read_json("run.json") or {}
     project = os.path.abspath(path or str(asked.get("project") or asked.get("cwd") or "."))
     log = run.logs / f"daemon-{host}.log"
-    return JoinRequest(info.address, info.port, run.run_id, run.read_token(), host, devices, project, lambda _: log)
+    token = run.read_token()
+    return JoinRequest(info.address, info.port, run.run_id, token, host, devices, project, lambda _: log, info.tls)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 from flodl.config.address import split_address
+from flodl.config.tls import TlsMode
 from flodl.errors import PeerLost
 from flodl.launch import rundir
 from flodl.launch.control import ControllerClient
@@ -47,7 +48,8 @@ def snapshot(run: RunDir, addr: str | None) -> Mapping[str, Any]:
     info = run.controller()
     if addr is not None:
         host, port = split_address(addr, DEFAULT_PORT)
-        return ControllerClient(run.run_id, run.read_token(), host, port).state()
+        tls = TlsMode.AUTO if info is None else info.tls
+        return ControllerClient(run.run_id, run.read_token(), host, port, tls=tls).state()
     if info is not None and run.is_live():
         try:
             return ControllerClient.of(run, info).state()

@@ -20,7 +20,6 @@ cluster:
     - {host: a, daemon: managed}
     - {host: b, tunnel: true}
   sync: {mode: rsync}
-  security: {tls: on}
 """
 
 
@@ -65,7 +64,6 @@ def test_settings_of_later_versions_parse_and_are_named_with_their_place() -> No
         ("cluster.workers[0].daemon", "f.yml:4:25", "managed"),
         ("cluster.workers[1].tunnel", "f.yml:5:25", "true"),
         ("cluster.sync.mode", "f.yml:6:16", "rsync"),
-        ("cluster.security.tls", "f.yml:7:19", "on"),
     ]
     assert "does not do that yet" in str(ClusterError(later))
 

@@ -7,14 +7,18 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from flodl.config.builder import local_cluster
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.launch.control import ControllerClient
 from flodl.launch.document import dump
 from flodl.launch.plan import LaunchRequest, guest_bootstrap, plan
+from flodl.launch.rundir import ControllerInfo, RunDir
 from flodl.messages import (
     AskBootstrap,
     BootstrapGiven,
@@ -32,6 +36,7 @@ from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Peer, derive_read_token
+from tests.unit.runtime.tls_pair import certificate
 
 TOKEN = b"\x5e" * 32
 RUN_ID = "20261129-213045-ab12"
@@ -46,8 +51,11 @@ class Site:
     body: bytes = b'{"phase": "training"}'
     status: bytes = b"200 OK"
 
-    def client(self, token: bytes = TOKEN, run_id: str = RUN_ID) -> ControllerClient:
-        return ControllerClient(run_id, token, "127.0.0.1", self.port)
+    def client(self, token: bytes = TOKEN, run_id: str = RUN_ID, **changes: Any) -> ControllerClient:
+        return ControllerClient(run_id, token, "127.0.0.1", self.port, **changes)
+
+    def secure_client(self, certificate: bytes = b"", token: bytes = TOKEN) -> ControllerClient:
+        return self.client(token, tls=TlsMode.ON, certificate=certificate)
 
     async def on_control(self, peer: Peer, stream: FramedStream) -> None:
         async with stream:
@@ -69,27 +77,41 @@ class Site:
         raise AssertionError("no test asks for it")
 
 
-@pytest.fixture
-def site(wait_until: Callable[..., object]) -> Iterator[Site]:
+@contextlib.contextmanager
+def serving(security: Security) -> Iterator[Site]:
     sockets = listen("127.0.0.1", 0)
     made = Site(port_of(sockets))
     loop = asyncio.new_event_loop()
     handlers = Handlers(made.on_control, made.on_bulk, made.on_http, made.on_plain_http)
-    mux = PortMux(sockets, Run(RUN_ID, TOKEN), handlers, MonotonicClock(), Security())
-    serving = loop.create_task(mux.serve())
+    mux = PortMux(sockets, Run(RUN_ID, TOKEN), handlers, MonotonicClock(), security)
+    task = loop.create_task(mux.serve())
 
     def work() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            loop.run_until_complete(serving)
+            loop.run_until_complete(task)
 
     thread = threading.Thread(target=work)
     thread.start()
-    yield made
-    loop.call_soon_threadsafe(serving.cancel)
-    thread.join(10)
-    loop.close()
-    for sock in sockets:
-        sock.close()
+    try:
+        yield made
+    finally:
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(10)
+        loop.close()
+        for sock in sockets:
+            sock.close()
+
+
+@pytest.fixture
+def site(wait_until: Callable[..., object]) -> Iterator[Site]:
+    with serving(Security()) as made:
+        yield made
+
+
+@pytest.fixture
+def tls_site() -> Iterator[Site]:
+    with serving(Security(TlsMode.ON, certificate())) as made:
+        yield made
 
 
 @pytest.mark.parametrize("abort", [False, True])
@@ -216,3 +238,67 @@ def test_remedy_has_placeholders_for_what_is_not_known(monkeypatch: pytest.Monke
     with socket.create_server(("127.0.0.1", 0)) as frozen, pytest.raises(PeerLost) as caught:
         ControllerClient(run_id, TOKEN, "127.0.0.1", frozen.getsockname()[1]).state()
     assert str(caught.value).endswith(f"kill -KILL PID, then fdl launch --resume {run_id or 'RUN'}")
+
+
+# --------------------------------------------------------------------------------------------------------- under TLS
+def test_everything_is_asked_under_tls(tls_site: Site) -> None:
+    client = tls_site.secure_client()
+    assert client.stop("fdl stop", abort=False, exit_code=143) == "training"
+    assert client.state() == {"phase": "training"}
+    assert list(client.follow("/events", {})) == [{"phase": "training"}]
+    assert tls_site.heard == [StopRequest("fdl stop", False, 143)]
+
+
+@pytest.mark.parametrize("known", [b"", certificate().sha256])
+def test_read_token_is_said_to_the_holder_of_the_runs_certificate(tls_site: Site, known: bytes) -> None:
+    assert tls_site.secure_client(known).state() == {"phase": "training"}
+    (request,) = tls_site.requests
+    assert derive_read_token(TOKEN).encode() in request
+
+
+def test_read_token_is_not_said_to_another_certificates_holder(tls_site: Site) -> None:
+    with pytest.raises(JoinRefused, match=r"^controller 127\.0\.0\.1:\d+: its certificate is not the run's"):
+        tls_site.secure_client(b"\x00" * 32).state()
+    assert tls_site.requests == []
+
+
+def test_read_token_is_not_said_to_whoever_does_not_hold_the_runs_token(tls_site: Site) -> None:
+    with pytest.raises(JoinRefused, match="it holds another token"):
+        tls_site.secure_client(token=bytes(32)).state()
+    assert tls_site.requests == []
+
+
+def test_plain_client_is_refused_in_words_where_tls_is_required(tls_site: Site) -> None:
+    with pytest.raises(JoinRefused, match=r"under TLS only"):
+        tls_site.client(tls=TlsMode.OFF).stop("x", abort=False, exit_code=143)
+
+
+@pytest.mark.parametrize("ask", ["stop", "state"])
+def test_tls_client_is_refused_in_words_where_there_is_none(site: Site, ask: str) -> None:
+    client = site.secure_client()
+    with pytest.raises(JoinRefused, match=r"^controller 127\.0\.0\.1:\d+: it takes no TLS") as caught:
+        client.state() if ask == "state" else client.stop("x", abort=False, exit_code=143)
+    assert caught.value.exit_code == 4
+
+
+def test_whoever_does_not_speak_tls_is_a_lost_peer() -> None:
+    def answer(server: socket.socket) -> None:
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.recv(100)
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        client = ControllerClient(RUN_ID, TOKEN, "127.0.0.1", server.getsockname()[1], tls=TlsMode.ON)
+        with pytest.raises(PeerLost, match=r"^controller 127\.0\.0\.1:\d+: /state.json: "):
+            client.state()
+        thread.join()
+
+
+def test_announced_controller_is_asked_as_it_announces(tls_site: Site, tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    run.write("token", TOKEN.hex())
+    info = ControllerInfo(1, 1, "127.0.0.1", tls_site.port, TlsMode.ON, certificate().sha256.hex())
+    assert ControllerClient.of(run, info).state() == {"phase": "training"}

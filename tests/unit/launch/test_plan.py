@@ -4,6 +4,7 @@ import pytest
 
 from flodl.config import model
 from flodl.config.builder import local_cluster
+from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import document
 from flodl.launch.commands import openssh_command, remote_command
@@ -178,6 +179,13 @@ def test_ssh_option_that_cannot_be_honoured_is_refused_at_planning(option: str, 
     worker = model.WorkerSpec(host="node-b", ssh=model.SshSpec(options=(option,)))
     with pytest.raises(ConfigError, match=words):
         plan(cluster(worker), request())
+
+
+@pytest.mark.parametrize(("mode", "words"), [("auto", "not loopback"), ("on", "every address"), ("off", "off: ")])
+def test_tls_is_planned_told_to_the_daemons_and_shown(mode: str, words: str) -> None:
+    spec = plan(cluster(REMOTE).model_copy(update={"security": model.SecuritySpec(tls=mode)}), request())
+    assert spec.tls is bootstrap_for(spec, spec.hosts[0], "", ()).tls is TlsMode(mode)
+    assert any(line.startswith("tls ") and words in line for line in describe(spec, "/runs/x"))
 
 
 def test_run_json_holds_everything_and_reads_back() -> None:
