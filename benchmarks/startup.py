@@ -93,7 +93,7 @@ def bootstrap(folder: str) -> Bootstrap:
     """One CPU rank of a script that is never started."""
     return Bootstrap(
         run_id="startup",
-        token="00" * 32,
+        secret="00" * 32,
         controllers=(NOBODY,),
         host="here",
         devices=("cpu",),

@@ -1,6 +1,6 @@
 """``python -m flodl_daemon run --bootstrap-stdin``: serve one run on this host.
 
-Exit codes: 0 the run is over; 1 the controller was lost; 2 a permanent fault (bootstrap, devices, token): starting it
+Exit codes: 0 the run is over; 1 the controller was lost; 2 a permanent fault (bootstrap, devices, secret): starting it
 again would end the same way.
 """
 

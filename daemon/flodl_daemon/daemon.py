@@ -68,7 +68,7 @@ async def serve(given: Bootstrap) -> int:
     """
     become_subreaper()
     devices = offered(given.devices, given.host)
-    identity = Identity(given.run_id, bytes.fromhex(given.token), Role.DAEMON, given.host)
+    identity = Identity(given.run_id, bytes.fromhex(given.secret), Role.DAEMON, given.host)
     stream, bulk_line, address = await _dial(given, identity)
     hello = _hello(given.host, devices, address)
     stream.send(hello)

@@ -14,6 +14,7 @@ from flodl.ids import HostName
 from flodl.launch.local import start_local
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, bootstrap_for
 from flodl.launch.running import RunningDaemon
+from flodl.wire.handshake import derive_host_secret
 
 JOIN_S: Final = 90.0
 """From a daemon's start to its hello: it looks for us for 60 s."""
@@ -38,15 +39,16 @@ class Roster:
     def __init__(
         self,
         spec: RunSpec,
-        token: str,
+        token: bytes,
         controllers: tuple[str, ...],
         here: str,
         logs: Path,
         post: Callable[[JobEvent], None],
         note: Callable[[Record], None],
     ) -> None:
-        """``token`` in hex; ``controllers`` are addresses that hosts dial, where they are known beforehand; ``here``
-        reaches us on this machine; ``logs`` is the folder of the hosts' logs; ``note`` keeps what people shall see.
+        """``token`` is the run's, from which each host's secret is derived; ``controllers`` are addresses that hosts
+        dial, where they are known beforehand; ``here`` reaches us on this machine; ``logs`` is the folder of the hosts'
+        logs; ``note`` keeps what people shall see.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
         self._here, self._note = here, note
@@ -144,7 +146,8 @@ class Roster:
     async def _start(self, host: HostPlan) -> RunningDaemon:
         is_local = host.kind is HostKind.LOCAL
         controllers = self._controllers or ((self._here,) if is_local else ())
-        bootstrap = bootstrap_for(self._spec, host, self._token, controllers)
+        secret = derive_host_secret(self._token, host.name).hex()
+        bootstrap = bootstrap_for(self._spec, host, secret, controllers)
         log_path = self._logs / f"daemon-{host.name}.log"
         if is_local:
             return await start_local(host, bootstrap, log_path)

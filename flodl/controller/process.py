@@ -122,7 +122,7 @@ class Controller:
         where = format_address(self._address, self._port)
         self._roster = Roster(
             spec,
-            token.hex(),
+            token,
             self._dial_candidates(),
             format_address(host, self._port),
             run.logs,

@@ -35,17 +35,17 @@ class Liveness:
 class Bootstrap:
     """Everything a daemon needs to serve one run on one host.
 
-    ``token`` is the run's secret in hex. ``controllers`` are ``host:port`` candidates (IPv6 in brackets), tried in
-    order. ``devices`` are as configured: ``cpu`` once per CPU rank, GPU indices or UUIDs, or ``all``. ``script`` is
-    what follows the interpreter, verbatim: ``train.py --x`` or ``-m pkg.module --x``. ``cwd`` is absolute, or ``.``,
-    the folder in which the daemon was started. ``python`` empty means the daemon's own interpreter. ``env`` is added to
-    the daemon's own environment for every rank. ``spool_dir`` is where the ranks' output is kept until it has been
-    shipped; empty lets the daemon make a private temporary directory. ``tls`` says at which of the controllers'
-    addresses the daemon wants TLS.
+    ``secret`` is the host's in hex (``wire.handshake.derive_host_secret``). ``controllers`` are ``host:port``
+    candidates (IPv6 in brackets), tried in order. ``devices`` are as configured: ``cpu`` once per CPU rank, GPU indices
+    or UUIDs, or ``all``. ``script`` is what follows the interpreter, verbatim: ``train.py --x`` or ``-m pkg.module
+    --x``. ``cwd`` is absolute, or ``.``, the folder in which the daemon was started. ``python`` empty means the
+    daemon's own interpreter. ``env`` is added to the daemon's own environment for every rank. ``spool_dir`` is where
+    the ranks' output is kept until it has been shipped; empty lets the daemon make a private temporary directory.
+    ``tls`` says at which of the controllers' addresses the daemon wants TLS.
     """
 
     run_id: str
-    token: str = field(repr=False)
+    secret: str = field(repr=False)
     controllers: tuple[str, ...]
     host: str
     devices: tuple[str, ...]

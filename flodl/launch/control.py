@@ -151,7 +151,7 @@ class ControllerClient:
         """Ask what a daemon needs on a machine that joins as ``host``.
 
         Returns:
-            The bootstrap, without token, addresses and devices; or why the run cannot take the host in yet.
+            The bootstrap, without secret, addresses and devices; or why the run cannot take the host in yet.
 
         Raises:
             JoinRefused: the run does not take it in; the message says why.

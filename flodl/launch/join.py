@@ -40,6 +40,7 @@ from flodl.launch.running import DaemonEnded
 from flodl.launch.terminal import Terminal
 from flodl.messages import Declined
 from flodl.spec.words import printable
+from flodl.wire.handshake import derive_host_secret
 
 LOOK_S: Final = 0.25
 """Between two looks at the run's state."""
@@ -154,7 +155,7 @@ class _Guest:
         folder = _own_folder(request.project, given)
         bootstrap = dataclasses.replace(
             given,
-            token=request.token.hex(),
+            secret=derive_host_secret(request.token, request.host).hex(),
             controllers=(self._where,),
             host=request.host,
             devices=request.devices,

@@ -66,7 +66,7 @@ async def start_local(
 
     Args:
         host: of kind ``local``.
-        bootstrap: with the token and the controller's address.
+        bootstrap: with the host's secret and the controller's address.
         log_path: where the daemon's own output goes.
         bound_grace_s: None lets it live on when this process dies; else it ends with us, within so many seconds.
 

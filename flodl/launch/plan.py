@@ -194,11 +194,11 @@ def script_name(script: tuple[str, ...]) -> str:
     return os.path.splitext(os.path.basename(script[0]))[0] or "run"
 
 
-def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[str, ...]) -> Bootstrap:
-    """What the daemon of ``host`` is given. ``token`` is in hex, ``controllers`` are ``host:port`` candidates."""
+def bootstrap_for(spec: RunSpec, host: HostPlan, secret: str, controllers: tuple[str, ...]) -> Bootstrap:
+    """What the daemon of ``host`` is given. ``secret`` is the host's, in hex; ``controllers`` are ``host:port``."""
     return Bootstrap(
         run_id=spec.run_id,
-        token=token,
+        secret=secret,
         controllers=controllers,
         host=host.name,
         devices=host.devices,
@@ -215,7 +215,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, token: str, controllers: tuple[
 
 def guest_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
     """What a machine that joins by itself is told: ``cwd`` is relative to its copy of the project, and a script in the
-    project is named from there. Token, addresses and devices are its own to fill in. One that the roster knows gets
+    project is named from there. Secret, addresses and devices are its own to fill in. One that the roster knows gets
     what the roster says of it.
     """
     project = spec.project or spec.cwd
@@ -223,7 +223,7 @@ def guest_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
     known = next((plan.env for plan in spec.hosts if plan.name == host), {})
     return Bootstrap(
         run_id=spec.run_id,
-        token="",
+        secret="",
         controllers=(),
         host=host,
         devices=(),
@@ -257,7 +257,7 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         lines += [
             f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
             f"  daemon    {shlex.join(start)}",
-            "  stdin     bootstrap with token: <redacted>",
+            "  stdin     bootstrap with the host's secret: <redacted>",
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
             f"  env       {_keys({**spec.env, **host.env})}",

@@ -75,8 +75,8 @@ async def start_host(
 
     Args:
         host: of kind ``ssh``.
-        bootstrap: with the token; its ``controllers`` may be empty or hold what the cluster file says. This machine's
-            address on the way to the host is added to them.
+        bootstrap: with the host's secret; its ``controllers`` may be empty or hold what the cluster file says. This
+            machine's address on the way to the host is added to them.
         log_path: where everything that the host prints goes.
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
         port: the controller's.

@@ -294,7 +294,7 @@ class DrainAccepted:
 
 @dataclass(frozen=True, slots=True)
 class BootstrapGiven:
-    """The answer to AskBootstrap: ``document`` is a bootstrap as JSON, but for what only the other side knows: token,
+    """The answer to AskBootstrap: ``document`` is a bootstrap as JSON, but for what only the other side knows: secret,
     addresses, devices, and the folder of its copy of the project.
     """
 

@@ -34,10 +34,12 @@ _CHECK_REMEDY: Final = "check that the controller runs there and that no firewal
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who dials, and the run's secret. ``host`` is the dialing host's name in the roster."""
+    """Who dials, and what it proves: the run's token, or as a daemon its host's secret. ``host`` is the dialing host's
+    name in the roster.
+    """
 
     run_id: str
-    token: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
     role: Role
     host: str
 
@@ -124,7 +126,7 @@ async def _prepare(controller: Controller, identity: Identity, channel: Channel,
         await line.secure(layer)
         binding = layer.certificate_hash()
     peer = Peer(identity.role, channel, identity.host, flodl.__version__)
-    return ClientHandshake(identity.token, identity.run_id, secrets.token_bytes(NONCE_BYTES), peer, binding)
+    return ClientHandshake(identity.secret, identity.run_id, secrets.token_bytes(NONCE_BYTES), peer, binding)
 
 
 async def _dial(controller: Controller) -> socket.socket:

@@ -1,11 +1,14 @@
 """Mutual proof of the run's token, sans-IO: Hello → Challenge → Answer → Welcome, or Refused from either side.
 
-Each side proves that it holds the token by an HMAC-SHA256 over everything that was said: protocol version, run, role,
-channel, host, flodl's version, both nonces, and the channel binding (the TLS certificate's hash as each side sees it;
-empty without TLS). A changed field, a replay (the server's nonce is fresh), another run or role, a relay through
-another TLS connection all change the transcript. The two proofs carry different labels, so neither can be sent back.
+Each side proves its secret by an HMAC-SHA256 over everything that was said: protocol version, run, role, channel, host,
+flodl's version, both nonces, and the channel binding (the TLS certificate's hash as each side sees it; empty without
+TLS). A changed field, a replay (the server's nonce is fresh), another run or role, a relay through another TLS
+connection all change the transcript. The two proofs carry different labels, so neither can be sent back.
 
-Invariants: the token and the proofs appear in no message text, error or ``repr``; a handshake object serves one
+The secret is the run's token, and for a daemon its host's secret, which is derived from the token and opens nothing
+under another name or in another role: who serves a run on one host cannot pose as another one.
+
+Invariants: the secrets and the proofs appear in no message text, error or ``repr``; a handshake object serves one
 connection and never opens after a refusal; what a stranger chose is quoted only shortened and without control
 characters. Nonces are arguments: the caller draws them from ``secrets`` and uses each once.
 
@@ -25,11 +28,11 @@ from flodl.errors import LocalProtocolError, RemoteProtocolError
 from flodl.ids import HostName
 from flodl.messages import Answer, Challenge, Handshake, Hello, Refused, Welcome
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """The version of everything that crosses a wire; both sides must have the same."""
 
 TOKEN_BYTES: Final = 32
-"""Length of a run's token."""
+"""Length of a run's token, and of a host's secret."""
 
 NONCE_BYTES: Final = 32
 """Length of each side's nonce."""
@@ -84,6 +87,11 @@ FromAccepting: TypeAlias = Challenge | Welcome | Refused
 def derive_read_token(token: bytes) -> str:
     """The token that lets HTTP read the run's state: 64 hex digits from which the run's token cannot be found."""
     return _mac(token, b"http-read").hex()
+
+
+def derive_host_secret(token: bytes, host: HostName) -> bytes:
+    """What the daemon of ``host`` proves instead of the run's token, which cannot be found from it."""
+    return _mac(token, b"host", host.encode())
 
 
 class ServerHandshake:
@@ -165,7 +173,9 @@ class ServerHandshake:
         return None
 
     def _proof(self, label: bytes, hello: Hello) -> bytes:
-        return _proof(self._token, label, hello, self._nonce, self._channel_binding)
+        is_daemon = hello.role == Role.DAEMON
+        secret = derive_host_secret(self._token, hello.host) if is_daemon else self._token
+        return _proof(secret, label, hello, self._nonce, self._channel_binding)
 
     def _refuse(self, reason: str) -> list[Handshake]:
         self.state, self.refusal = HandshakeState.REFUSED, reason
@@ -177,21 +187,22 @@ class ClientHandshake:
 
     def __init__(
         self,
-        token: bytes,
+        secret: bytes,
         run_id: str,
         nonce: bytes,
         peer: Peer,
         channel_binding: bytes = b"",
     ) -> None:
-        """``peer`` is who we say we are. ``channel_binding``: hash of the TLS certificate that we saw, or empty.
+        """``secret`` is the run's token, or the host's secret where ``peer``, who we say we are, is a daemon.
+        ``channel_binding``: hash of the TLS certificate that we saw, or empty.
 
         Raises:
-            LocalProtocolError: token or nonce of another length, or a host name that no server takes.
+            LocalProtocolError: secret or nonce of another length, or a host name that no server takes.
         """
-        _check_secrets(token, nonce)
+        _check_secrets(secret, nonce)
         if not is_host_name(peer.host):
             raise LocalProtocolError(f"handshake: host name {_plain(peer.host)} cannot be used")
-        self._token = token
+        self._secret = secret
         self._channel_binding = channel_binding
         self._hello = Hello(
             protocol=PROTOCOL_VERSION,
@@ -247,13 +258,13 @@ class ClientHandshake:
         return [Answer(self._proof(b"client", nonce))]
 
     def _proof(self, label: bytes, server_nonce: bytes) -> bytes:
-        return _proof(self._token, label, self._hello, server_nonce, self._channel_binding)
+        return _proof(self._secret, label, self._hello, server_nonce, self._channel_binding)
 
 
-def _proof(token: bytes, label: bytes, hello: Hello, server_nonce: bytes, channel_binding: bytes) -> bytes:
+def _proof(secret: bytes, label: bytes, hello: Hello, server_nonce: bytes, channel_binding: bytes) -> bytes:
     texts = (str(hello.protocol), hello.run_id, hello.role, hello.channel, hello.host, hello.flodl_version)
     return _mac(
-        token,
+        secret,
         b"handshake " + label,
         *(text.encode() for text in texts),
         hello.nonce,
@@ -262,18 +273,18 @@ def _proof(token: bytes, label: bytes, hello: Hello, server_nonce: bytes, channe
     )
 
 
-def _mac(token: bytes, label: bytes, *parts: bytes) -> bytes:
+def _mac(key: bytes, label: bytes, *parts: bytes) -> bytes:
     """HMAC-SHA256 over length-prefixed parts: no two different lists of parts give the same bytes."""
-    mac = hmac.new(token, digestmod=hashlib.sha256)
+    mac = hmac.new(key, digestmod=hashlib.sha256)
     for part in (b"flodl " + label, *parts):
         mac.update(len(part).to_bytes(8, "big"))
         mac.update(part)
     return mac.digest()
 
 
-def _check_secrets(token: bytes, nonce: bytes) -> None:
-    if len(token) != TOKEN_BYTES:
-        raise LocalProtocolError(f"handshake: token of {len(token)} bytes, expected {TOKEN_BYTES}")
+def _check_secrets(secret: bytes, nonce: bytes) -> None:
+    if len(secret) != TOKEN_BYTES:
+        raise LocalProtocolError(f"handshake: token of {len(secret)} bytes, expected {TOKEN_BYTES}")
     if len(nonce) != NONCE_BYTES:
         raise LocalProtocolError(f"handshake: nonce of {len(nonce)} bytes, expected {NONCE_BYTES}")
 

@@ -23,7 +23,7 @@ from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import ConnectionLost, FramedStream
-from flodl.wire.handshake import Peer
+from flodl.wire.handshake import Peer, derive_host_secret
 
 T = TypeVar("T", bound=Message)
 TOKEN = bytes(range(32))
@@ -52,7 +52,7 @@ class Desk:
         path.write_text(script)
         given = Bootstrap(
             run_id="run-1",
-            token=TOKEN.hex(),
+            secret=derive_host_secret(TOKEN, "node-a").hex(),
             controllers=(f"127.0.0.1:{port_of(self.sockets)}",),
             host="node-a",
             devices=devices,

@@ -38,7 +38,7 @@ from flodl.messages import (
 from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
-from flodl.wire.handshake import Role
+from flodl.wire.handshake import Role, derive_host_secret
 
 LIMIT_S = 60.0 * float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1"))
 FAKE_DAEMON = "#!/bin/sh\nprintf '\\nFDL1 ready run-1\\n'\nexec sleep 600\n"
@@ -138,7 +138,7 @@ class Site:
 class FakeDaemon:
     def __init__(self, host: str, controller: Controller, token: bytes) -> None:
         self.host, self._controller = host, controller
-        self._identity = Identity("run-1", token, Role.DAEMON, host)
+        self._identity = Identity("run-1", derive_host_secret(token, host), Role.DAEMON, host)
         self.hello = HostHello(
             host, os.getpid() + id(self) % 1000, host, "127.0.0.1", (Device("cpu", 0),), 1, "", "", ""
         )

@@ -305,7 +305,7 @@ def test_kill_9_leaves_nothing_of_the_host(tmp_path: Path, victim: int) -> None:
 
 def test_a_refused_daemon_gives_up_for_good(tmp_path: Path) -> None:
     async def scenario(at_desk: Desk) -> None:
-        starting = asyncio.create_task(at_desk.start(SLEEP, token="00" * 32))
+        starting = asyncio.create_task(at_desk.start(SLEEP, secret="00" * 32))
         while at_desk.daemon is None:
             await asyncio.sleep(0.01)
         assert await at_desk.end() == 2

@@ -28,7 +28,7 @@ from flodl.runtime.streams import ConnectionLost, FramedStream
 from flodl.runtime.tls import NO_TLS, SEALED_RECORD_BYTES, client_context
 from flodl.wire.codec import decode, encode
 from flodl.wire.frames import PREAMBLE, FrameDecoder, frame
-from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role
+from flodl.wire.handshake import Channel, ClientHandshake, FromAccepting, Peer, Role, derive_host_secret
 from tests.unit.runtime.tls_pair import certificate
 
 LIMIT_S = 60.0
@@ -97,8 +97,12 @@ def serve(scenario: Callable[[Desk], Awaitable[Any]], security: Security = PLAIN
     return asyncio.run(bounded())
 
 
-def identity(run_id: str = "run-1", token: bytes = TOKEN, role: Role = Role.DAEMON) -> Identity:
-    return Identity(run_id, token, role, "node-a")
+SECRET = derive_host_secret(TOKEN, "node-a")
+
+
+def identity(run_id: str = "run-1", token: bytes = TOKEN, role: Role = Role.DAEMON, host: str = "node-a") -> Identity:
+    secret = derive_host_secret(token, "node-a") if role is Role.DAEMON else token
+    return Identity(run_id, secret, role, host)
 
 
 def where(desk: Desk, tls: TlsMode = TlsMode.AUTO) -> Controller:
@@ -291,8 +295,9 @@ def test_bad_peers_are_logged_at_a_bounded_rate(caplog: pytest.LogCaptureFixture
     [
         (identity(run_id="run-2"), "run run-2 is not served here"),
         (identity(token=bytes(32)), "it holds another token"),
+        (identity(host="node-b"), "it holds another token"),
     ],
-    ids=["run", "token"],
+    ids=["run", "token", "host"],
 )
 def test_refused_peer_learns_why_and_the_log_tells_who(
     caplog: pytest.LogCaptureFixture, wrong: Identity, reason: str
@@ -315,7 +320,7 @@ def answer_and_more(port: int, channel: Channel, more: bytes) -> socket.socket:
     """A peer that holds the token and does not wait for the Welcome."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S)
     peer = Peer(Role.DAEMON, channel, "node-a", "0.0")
-    handshake = ClientHandshake(TOKEN, "run-1", bytes(32), peer)
+    handshake = ClientHandshake(SECRET, "run-1", bytes(32), peer)
     sock.sendall(PREAMBLE + b"".join(frame(encode(word)) for word in handshake.start()))
     decoder, payloads = FrameDecoder(65_536, expect_preamble=False), list[bytes]()
     while not payloads:
@@ -472,7 +477,7 @@ def test_a_relay_with_its_own_certificate_is_refused(caplog: pytest.LogCaptureFi
 def refusal_without_binding(port: int) -> str | None:
     """What a peer finds that was made to speak plain, by whatever means, with a relay that speaks TLS for it."""
     peer = Peer(Role.DAEMON, Channel.CONTROL, "node-a", "0.0")
-    handshake = ClientHandshake(TOKEN, "run-1", bytes(32), peer)
+    handshake = ClientHandshake(SECRET, "run-1", bytes(32), peer)
     with client_context().wrap_socket(socket.create_connection(("127.0.0.1", port), LIMIT_S)) as relayed:
         relayed.sendall(PREAMBLE + b"".join(frame(encode(word)) for word in handshake.start()))
         decoder, payloads = FrameDecoder(65_536, expect_preamble=False), list[bytes]()

@@ -18,6 +18,7 @@ from flodl.wire.handshake import (
     Peer,
     Role,
     ServerHandshake,
+    derive_host_secret,
 )
 
 TOKEN = b"t" * 32
@@ -54,10 +55,11 @@ class Talk:
 
 @st.composite
 def talks(draw: st.DrawFn) -> Talk:
-    run_id = draw(RUN_IDS)
+    run_id, peer = draw(RUN_IDS), draw(PEERS)
     binding = draw(st.binary(max_size=4))
+    secret = derive_host_secret(TOKEN, peer.host) if peer.role is Role.DAEMON else TOKEN
     return Talk(
-        ClientHandshake(TOKEN, run_id, draw(NONCES), draw(PEERS), channel_binding=binding),
+        ClientHandshake(secret, run_id, draw(NONCES), peer, channel_binding=binding),
         ServerHandshake(TOKEN, run_id, draw(NONCES), "0.1.0", channel_binding=binding),
     )
 

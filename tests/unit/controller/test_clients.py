@@ -63,7 +63,7 @@ def test_machine_that_wants_to_join_gets_its_bootstrap(training: Cohort) -> None
     assert event is None
     assert isinstance(reply, BootstrapGiven)
     given = load(Bootstrap, reply.document)
-    assert (given.run_id, given.host, given.token) == ("run-1", "c", "")
+    assert (given.run_id, given.host, given.secret) == ("run-1", "c", "")
     assert given.script == ("train.py", "\udcff")
     assert decode(encode(reply), BootstrapGiven) == reply
 

@@ -32,7 +32,7 @@ def test_host_key_that_the_user_leaves_unchecked_is_a_warning_event(
             names = frozenset({"localhost"})
             request = LaunchRequest("20260101-000000-aaaa", 0.0, ("t.py",), os.fspath(tmp_path), "python3", names)
             spec = dataclasses.replace(plan(local_cluster(1), request), hosts=(host,))
-            roster = Roster(spec, "5e" * 32, (), "127.0.0.1:1", tmp_path, posted.append, notes.put_nowait)
+            roster = Roster(spec, b"\x5e" * 32, (), "127.0.0.1:1", tmp_path, posted.append, notes.put_nowait)
             bringing = asyncio.create_task(roster.bring_up(host))
             try:
                 return await notes.get()
@@ -70,7 +70,7 @@ class Search:
         self.is_wanted = True
         self._results = plan_of
         spec = plan(local_cluster(1), request)
-        self.roster = Roster(spec, "5e" * 32, (), "127.0.0.1:1", folder, self.posted.append, self.notes.append)
+        self.roster = Roster(spec, b"\x5e" * 32, (), "127.0.0.1:1", folder, self.posted.append, self.notes.append)
         self.roster._start = self._start  # type: ignore[method-assign]
 
     async def _start(self, host: HostPlan) -> Daemon:

@@ -39,7 +39,7 @@ def fake_python(tmp_path: Path) -> Path:
 def bootstrap() -> Bootstrap:
     return Bootstrap(
         run_id="20261129-213045-ab12",
-        token="5e" * 32,
+        secret="5e" * 32,
         controllers=(),
         host="box",
         devices=("cpu",),

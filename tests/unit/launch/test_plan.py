@@ -105,7 +105,7 @@ def test_guest_finds_the_script_in_its_own_copy_of_the_project(cwd: str, script:
     spec = plan(cluster(REMOTE, path="/home/me/proj"), request(script, "pkg", cwd=cwd))
     given = guest_bootstrap(spec, "c")
     assert (spec.project, given.cwd, given.script) == ("/home/me/proj", below, (named, "pkg"))
-    assert (given.token, given.controllers, given.devices, given.python) == ("", (), (), "")
+    assert (given.secret, given.controllers, given.devices, given.python) == ("", (), (), "")
 
 
 def test_guest_that_the_roster_knows_gets_its_environment() -> None:

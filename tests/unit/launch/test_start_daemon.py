@@ -63,7 +63,7 @@ def test_bootstrap_arrives_byte_for_byte_in_the_hosts_folder(
             site.trust()
             host = site.host(tmp_path / folder, str(fake_python))
             async with started(site, host, bootstrap, tmp_path / "log"):
-                assert bootstrap.token not in "".join(site.commands)
+                assert bootstrap.secret not in "".join(site.commands)
 
     run(body)
     got = document.load(Bootstrap, (tmp_path / "got.json").read_text())

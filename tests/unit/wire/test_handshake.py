@@ -23,6 +23,7 @@ from flodl.wire.handshake import (
     Peer,
     Role,
     ServerHandshake,
+    derive_host_secret,
     derive_read_token,
 )
 
@@ -40,7 +41,9 @@ def make_server(token=TOKEN, run_id="run-1", nonce=SERVER_NONCE, binding=b""):
 
 
 def make_client(token=TOKEN, run_id="run-1", nonce=CLIENT_NONCE, peer=ALICE, binding=b""):
-    return ClientHandshake(token, run_id, nonce, peer, channel_binding=binding)
+    """With the secret of the peer's role."""
+    secret = token if peer.role is not Role.DAEMON else derive_host_secret(token, peer.host)
+    return ClientHandshake(secret, run_id, nonce, peer, channel_binding=binding)
 
 
 def answer_of(client, server):
@@ -52,7 +55,7 @@ def answer_of(client, server):
 
 
 def test_constants_are_what_every_peer_knows():
-    assert PROTOCOL_VERSION == 1
+    assert PROTOCOL_VERSION == 2
     assert (TOKEN_BYTES, NONCE_BYTES, PROOF_BYTES) == (32, 32, 32)
     assert (MAX_NAME_LENGTH, MAX_REASON_LENGTH) == (253, 1000)
     assert list(Role) == ["daemon", "head", "client"]
@@ -64,7 +67,7 @@ def test_constants_are_what_every_peer_knows():
 def test_peers_with_the_same_token_open_the_connection(role, channel):
     peer = Peer(role, channel, "alice", "0.2.0")
     server, client = make_server(), make_client(peer=peer)
-    assert client.start() == [Hello(1, "run-1", role, channel, "alice", CLIENT_NONCE, "0.2.0")]
+    assert client.start() == [Hello(2, "run-1", role, channel, "alice", CLIENT_NONCE, "0.2.0")]
 
     answer = answer_of(client, server)
     assert (server.done, client.done) == (False, False)
@@ -98,9 +101,9 @@ def test_the_proofs_are_an_hmac_over_the_length_prefixed_transcript():
     """Written out a second time, so that another implementation can be built from this test."""
 
     def expected(label: bytes) -> bytes:
-        parts = [label, b"1", b"run-1", b"daemon", b"control", b"alice", b"0.2.0", CLIENT_NONCE, SERVER_NONCE, b"cert"]
+        parts = [label, b"2", b"run-1", b"daemon", b"control", b"alice", b"0.2.0", CLIENT_NONCE, SERVER_NONCE, b"cert"]
         transcript = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hmac.new(TOKEN, transcript, hashlib.sha256).digest()
+        return hmac.new(derive_host_secret(TOKEN, "alice"), transcript, hashlib.sha256).digest()
 
     server, client = make_server(binding=b"cert"), make_client(binding=b"cert")
 
@@ -114,7 +117,8 @@ def test_the_proofs_are_an_hmac_over_the_length_prefixed_transcript():
 
 def test_without_tls_the_channel_binding_is_empty():
     server, client = ServerHandshake(TOKEN, "run-1", SERVER_NONCE, "0.1.0"), make_client(binding=b"")
-    bound_server, plain_client = make_server(binding=b""), ClientHandshake(TOKEN, "run-1", CLIENT_NONCE, ALICE)
+    secret = derive_host_secret(TOKEN, "alice")
+    bound_server, plain_client = make_server(binding=b""), ClientHandshake(secret, "run-1", CLIENT_NONCE, ALICE)
 
     assert isinstance(answer_of(client, server), Answer)
     assert isinstance(answer_of(plain_client, bound_server), Answer)
@@ -236,14 +240,51 @@ def test_a_relay_between_two_tls_connections_is_noticed(of_server, of_client):
     assert client.receive(challenge) == [Refused(WRONG_SERVER)]
 
 
+def test_a_hosts_secret_is_a_labelled_hmac_of_the_token():
+    label, host = b"flodl host", b"alice"
+    transcript = b"".join(len(part).to_bytes(8, "big") + part for part in (label, host))
+
+    assert derive_host_secret(TOKEN, "alice") == hmac.new(TOKEN, transcript, hashlib.sha256).digest()
+    assert len(derive_host_secret(TOKEN, "alice")) == TOKEN_BYTES
+    assert derive_host_secret(TOKEN, "alicf") != derive_host_secret(TOKEN, "alice")
+    assert derive_host_secret(OTHER_TOKEN, "alice") != derive_host_secret(TOKEN, "alice")
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        replace(ALICE, host="bob"),
+        replace(ALICE, host="bob", channel=Channel.BULK),
+        replace(ALICE, role=Role.HEAD),
+        replace(ALICE, role=Role.CLIENT),
+    ],
+)
+def test_a_hosts_secret_opens_nothing_under_another_name_or_in_another_role(peer):
+    of_alice = ClientHandshake(derive_host_secret(TOKEN, "alice"), "run-1", CLIENT_NONCE, peer)
+    liar = ClientHandshake(derive_host_secret(TOKEN, "alice"), "run-1", CLIENT_NONCE, ALICE)
+    server = make_server()
+    (challenge,) = server.receive(of_alice.start()[0])
+    liar.start()
+
+    assert of_alice.receive(challenge) == [Refused(WRONG_SERVER)]
+    assert server.receive(answer_of(liar, make_server())) == [Refused(WRONG_PROOF)]
+
+
+def test_the_runs_token_is_no_hosts_secret():
+    client = ClientHandshake(TOKEN, "run-1", CLIENT_NONCE, ALICE)
+    (challenge,) = make_server().receive(client.start()[0])
+
+    assert client.receive(challenge) == [Refused(WRONG_SERVER)]
+
+
 def test_another_protocol_version_is_refused_with_both_versions_and_the_remedy():
-    hello = replace(make_client().start()[0], protocol=2, flodl_version="0.9\n" + "9" * 90)
+    hello = replace(make_client().start()[0], protocol=3, flodl_version="0.9\n" + "9" * 90)
     server = make_server()
 
     (refused,) = server.receive(hello)
 
     assert refused.reason == (
-        f"protocol version 2 (flodl 0.9?{'9' * 60}), the controller has 1 (flodl 0.1.0): "
+        f"protocol version 3 (flodl 0.9?{'9' * 60}), the controller has 2 (flodl 0.1.0): "
         "install flodl 0.1.0 on both sides"
     )
     assert server.refusal == refused.reason
@@ -392,7 +433,8 @@ def test_nothing_is_taken_after_a_refusal():
 
 
 def test_secrets_of_another_length_are_a_fault_of_the_caller():
-    for make in (make_server, make_client):
+    client = Peer(Role.CLIENT, Channel.CONTROL, "client", "0.2.0")
+    for make in (make_server, lambda **secrets: make_client(peer=client, **secrets)):
         with pytest.raises(LocalProtocolError, match=r"^handshake: token of 31 bytes, expected 32$"):
             make(token=b"t" * 31)
         with pytest.raises(LocalProtocolError, match=r"^handshake: token of 33 bytes, expected 32$"):
@@ -413,7 +455,7 @@ def test_neither_token_nor_proof_is_in_what_is_shown():
 
 
 def test_the_largest_handshake_message_fits_the_limit_for_strangers():
-    hello = Hello(1, "r" * 1000, "daemon", "control", "h" * MAX_NAME_LENGTH, CLIENT_NONCE, "v" * 1000)
+    hello = Hello(2, "r" * 1000, "daemon", "control", "h" * MAX_NAME_LENGTH, CLIENT_NONCE, "v" * 1000)
 
     assert len(encode(hello)) < PRE_AUTH_FRAME_BYTES
 
