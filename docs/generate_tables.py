@@ -34,7 +34,7 @@ from flodl.core import events as ev
 from flodl.core.rank import RankCore, Stage, Work
 from flodl.ids import Grant, RoundKey, Span
 from flodl.messages import CadenceSettings, GuardKind, GuardSettings, GuardVerdict, Mode, Reduced, Settings, WindowDone
-from flodl.runtime import mux, streams
+from flodl.runtime import line, mux, streams
 from flodl.wire import chunks, codec, frames, handshake
 
 DOCS = Path(__file__).resolve().parent
@@ -139,6 +139,7 @@ def limits() -> str:
         (chunks, ("CHUNK_BYTES", "MAX_CHUNK_BYTES", "MAX_TOTAL_BYTES")),
         (handshake, ("TOKEN_BYTES", "NONCE_BYTES", "PROOF_BYTES", "MAX_NAME_LENGTH", "MAX_REASON_LENGTH")),
         (mux, ("MAX_STRANGERS", "STRANGER_S", "LOGGED_STRANGERS")),
+        (line, ("TLS_HANDSHAKE_BYTES",)),
         (streams, ("OUTBOUND_BYTES", "INBOX_FRAMES", "INBOX_BYTES", "CLOSE_S", "SILENCE_S")),
     )
     return constants(chosen)
