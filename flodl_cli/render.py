@@ -11,6 +11,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.spec.words import printable
+
 DASH = "–"
 UNBOUNDED_COLUMNS: Final = 100_000
 """The width where nobody looks: no cell is cut or wrapped."""
@@ -44,6 +46,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     lines = [f"run {state.get('run_id', '')} ({name})  {_phase(state)}"]
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
+    lines += [message] if (message := _message(state)) else []
     lines += ["  ".join(shown)] if shown else []
     lines += [line for line in (_progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
@@ -88,6 +91,13 @@ def _phase(state: Mapping[str, Any]) -> str:
     if isinstance(outcome, dict):
         return f"{outcome.get('status', 'ended')}, exit code {outcome.get('exit_code', '?')}"
     return str(state.get("phase", "unknown"))
+
+
+def _message(state: Mapping[str, Any]) -> str:
+    """Why the run ends or has ended; empty while it goes on."""
+    outcome = state.get("outcome")
+    words = (outcome if isinstance(outcome, dict) else state).get("message")
+    return printable(str(words or ""))
 
 
 def _progress(state: Mapping[str, Any]) -> str:

@@ -26,6 +26,9 @@ from typing import Any, Final
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch.document import DocumentFault, dump, load
 
+CONTROLLER_START_S: Final = 30.0
+"""From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
+
 TOKEN_BYTES: Final = 32
 RESERVE_NAME: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024

@@ -157,6 +157,23 @@ def test_status_of_a_run_whose_controller_is_gone_says_so(ended: RunDir) -> None
     assert "vanished" in fdl("status").output
 
 
+def test_status_tells_why_a_run_ended(ended: RunDir) -> None:
+    lines = fdl("status").output.splitlines()
+    assert lines[:2] == [f"run {ended.run_id} (digits)  failed, exit code 3", "rank 1 failed"]
+
+
+def test_status_of_a_run_whose_controller_never_listened_is_no_start_that_lasts(ended: RunDir) -> None:
+    for path in (ended.outcome_json, ended.state_json):
+        path.unlink()
+    ended.write("run.json", json.dumps({"name": "digits", "created_s": 1.0}))
+    lines = fdl("status").output.splitlines()
+    assert lines[0].endswith("(digits)  failed")
+    assert lines[1].startswith("its controller does not listen, ")
+    assert lines[1].endswith(f"its log is {ended.logs / 'controller.log'}")
+    ended.write("run.json", "{}")  # its directory has just been made
+    assert fdl("status").output == f"run {ended.run_id} ()  starting\n"
+
+
 def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
     lines = fdl("tail").output.splitlines()
     assert lines[0] == "head: from the head"
