@@ -5,12 +5,14 @@ A run without an outcome whose controller is not there is no run that goes on: w
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from flodl.config.address import split_address
-from flodl.errors import PeerLost
+from flodl.errors import FlodlError, PeerLost
 from flodl.launch.control import ControllerClient
-from flodl.launch.rundir import CONTROLLER_START_S, RunDir
+from flodl.launch.progress import duration
+from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir
 
 DEFAULT_PORT: Final = 1337
 
@@ -42,9 +44,7 @@ def snapshot(run: RunDir, addr: str | None = None) -> Mapping[str, Any]:
     outcome = run.read_json("outcome.json")
     if outcome is not None:
         return {**state, "outcome": outcome}
-    if info is not None:
-        return {**state, "phase": "vanished: its controller is gone without a word"}
-    return {**state, **_beginning(run)}
+    return {**state, **(_beginning(run) if info is None else _vanished(run, info))}
 
 
 def _beginning(run: RunDir) -> dict[str, str]:
@@ -54,6 +54,38 @@ def _beginning(run: RunDir) -> dict[str, str]:
         return {"phase": "starting"}
     words = f"its controller does not listen, {age_s:.0f} s after the launch, and nothing says why"
     return {"phase": "failed", "message": f"{words}; its log is {run.logs / 'controller.log'}"}
+
+
+def _vanished(run: RunDir, info: ControllerInfo) -> dict[str, Any]:
+    """Of a run whose controller was killed: since when, and what can be done. Everything else is as of that moment."""
+    as_of_s = max(_written_s(path) for path in (run.state_json, run.controller_json))
+    when = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(as_of_s))
+    age = duration(max(time.time() - as_of_s, 0.0))
+    gone = f"its controller (pid {info.pid}) is gone without a word; its last sign, and all figures, are of {when}"
+    checkpoint, remedy = _way_on(run)
+    return {
+        "phase": "vanished",
+        "message": f"{gone}, {age} ago\n{remedy}",
+        "vanished": {"pid": info.pid, "as_of_s": as_of_s, "checkpoint": checkpoint},
+    }
+
+
+def _way_on(run: RunDir) -> tuple[str | None, str]:
+    """The stem of the run's last checkpoint, where it has one, and what to do about it."""
+    from flodl.launch.resumption import last_checkpoint  # a run that is well does not need it
+
+    try:
+        stem = last_checkpoint(run)
+    except FlodlError as error:
+        return None, f"nothing to go on from: {error}"
+    return str(stem), f"to go on from its last checkpoint, {stem}: fdl launch --resume {run.run_id}"
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _created_s(run: RunDir) -> float:

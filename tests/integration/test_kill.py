@@ -112,3 +112,4 @@ def test_killed_controller_takes_everything_with_it(fdl: Fdl) -> None:
     run.wait_until_clean(GRACE_S + CLEAN_S)
     assert run.wait(END_S) == 1, run.story()
     assert "vanished" in run.stderr
+    assert "is gone without a word" in fdl.call("status").stdout

@@ -2,18 +2,26 @@
 
 import io
 import json
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from flodl.config.builder import local_cluster
 from flodl.errors import ConfigError
 from flodl.launch import rundir
+from flodl.launch.document import dump
+from flodl.launch.launcher import LaunchOptions, local_request
+from flodl.launch.plan import plan
 from flodl.launch.rundir import RunDir
 from flodl_cli.commands.cmd_tail import parse_age, parse_ranks
 from flodl_cli.main import cli
 from flodl_cli.render import status_text
+from tests.bundles import weights, write_bundle
 
 STATE = {
     "schema": 1,
@@ -151,10 +159,42 @@ def test_status_of_an_ended_run_says_how_it_ended(ended: RunDir) -> None:
     assert json.loads(fdl("status", "digits", "--json").output)["outcome"]["exit_code"] == 3
 
 
-def test_status_of_a_run_whose_controller_is_gone_says_so(ended: RunDir) -> None:
-    ended.outcome_json.unlink()
-    ended.announce(rundir.ControllerInfo(2**22 + 1, 1, "127.0.0.1", 1))
-    assert "vanished" in fdl("status").output
+def vanish(run: RunDir, at_s: float) -> None:
+    """The controller was killed behind its last snapshot."""
+    run.outcome_json.unlink()
+    run.announce(rundir.ControllerInfo(2**22 + 1, 1, "127.0.0.1", 1))
+    for path in (run.state_json, run.controller_json):
+        if path.exists():
+            os.utime(path, (at_s, at_s))
+
+
+def test_status_of_a_run_whose_controller_is_gone_says_since_when(ended: RunDir) -> None:
+    vanish(ended, time.time() - 7330.0)
+    lines = fdl("status").output.splitlines()
+    assert lines[0].endswith("(digits)  vanished")
+    assert lines[1].startswith(f"its controller (pid {2**22 + 1}) is gone without a word; its last sign, and all ")
+    assert lines[1].endswith(", 2h02m ago")
+    assert lines[2].startswith("nothing to go on from: ")
+
+
+def test_status_of_a_run_that_vanished_before_its_first_snapshot(ended: RunDir) -> None:
+    ended.state_json.unlink()
+    vanish(ended, 1234.0)
+    state = json.loads(fdl("status", "--json").output)
+    assert state["vanished"] == {"pid": 2**22 + 1, "as_of_s": 1234.0, "checkpoint": None}
+
+
+def test_status_of_a_run_that_vanished_names_the_checkpoint_to_go_on_from(ended: RunDir, tmp_path: Path) -> None:
+    request = local_request(LaunchOptions(("train.py",), name="digits"))
+    ended.write("run.json", dump(replace(plan(local_cluster(2), request), created_s=1.0)))
+    stem = tmp_path / "ckpts" / "run"
+    write_bundle(stem, 100, weights())
+    admitted = {"event": "admitted", "fields": {"save_path": str(stem), "resume_from": ""}}
+    (ended.path / "events.jsonl").write_text(json.dumps(admitted) + "\n")
+    vanish(ended, time.time())
+    way = f"to go on from its last checkpoint, {stem}: fdl launch --resume {ended.run_id}"
+    assert fdl("status").output.splitlines()[2] == way
+    assert json.loads(fdl("status", "--json").output)["vanished"]["checkpoint"] == str(stem)
 
 
 def test_status_tells_why_a_run_ended(ended: RunDir) -> None:
