@@ -541,7 +541,8 @@ class JobCore:
         least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
         if not left or (is_starting and len(left) < least):
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
-            return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
+            message = f"too few ranks to go on: {have}; {failure.error}"
+            return self._fail(self.ending.exhausted(failure), message, now_s)
         self.ending.tolerate(failure)
         mode = next(iter(self.startup.ready.values())).settings.cadence.mode if self.startup.ready else None
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):

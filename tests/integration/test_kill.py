@@ -64,6 +64,16 @@ def test_killed_rank_is_survived_without_losing_a_sample(fdl: Fdl, tmp_path: Pat
     run.wait_until_clean()
 
 
+def test_run_that_loses_all_its_ranks_has_too_few(fdl: Fdl) -> None:
+    run = endless(fdl)
+
+    for rank in ("rank0", "rank1"):
+        run.kill(rank)
+
+    assert run.wait(END_S) == 5, run.story()
+    run.wait_until_clean()
+
+
 @pytest.mark.long
 def test_killed_rank_that_leaves_a_collective_mode_alone_stops_the_run(fdl: Fdl) -> None:
     run = endless(fdl, mode="nccl_cadence")

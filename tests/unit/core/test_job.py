@@ -500,7 +500,7 @@ def test_loss_of_everybody_while_finishing_ends_the_run() -> None:
     cohort = Cohort().train_until(StateSent)
     for rank in range(3):
         cohort.say(RankExited(rank, 0, 9, by_us=False))
-    assert ending_of(cohort) == ("failed", 137)
+    assert ending_of(cohort) == ("failed", 5)
 
 
 def test_state_that_cannot_be_stored_fails_the_run() -> None:
