@@ -22,6 +22,9 @@ from flodl.runtime.processes import ProcessTree
 PARENT_GONE_GRACE_S: Final = 5.0
 PIPE_BYTES: Final = 64 * 1024
 
+TOLD_S: Final = 2.0
+"""A head that has been told how the run ended leaves by itself, mostly at once; only then it gets a signal."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -64,13 +67,17 @@ class HeadProcess:
             for pipe in pipes:
                 pipe.cancel()
 
-    async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the script, ``grace_s``, then SIGKILL to its tree."""
-        if self._tree is None:
-            return
-        self._tree.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._tree.wait(), grace_s)
+    async def stop(self, grace_s: float, *, is_told: bool) -> None:
+        """SIGTERM to the script, ``grace_s``, then SIGKILL to its tree; without a grace SIGKILL alone.
+
+        ``is_told``: it was sent how the run ended, and would take a signal on its way for somebody else's wish.
+        """
+        tree = self._tree
+        if tree is not None and grace_s > 0:
+            if is_told:
+                await _ended_within(tree, min(TOLD_S, grace_s))
+            tree.terminate()
+            await _ended_within(tree, grace_s)
         await self.kill()
 
     async def kill(self) -> None:
@@ -147,8 +154,8 @@ class PromotedHead:
             loop.remove_reader(fd)
             os.close(fd)
 
-    async def stop(self, grace_s: float) -> None:
-        """Give it ``grace_s`` to leave by itself."""
+    async def stop(self, grace_s: float, *, is_told: bool) -> None:
+        """Give it ``grace_s`` to leave by itself, whether it ``is_told`` or not."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_left.wait(), grace_s)
         self._has_left.set()
@@ -159,3 +166,8 @@ class PromotedHead:
     def disconnected(self) -> None:
         """Its connection has ended: the run is of no more interest to it."""
         self._has_left.set()
+
+
+async def _ended_within(tree: ProcessTree, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(tree.wait(), limit_s)

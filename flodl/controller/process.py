@@ -339,7 +339,7 @@ class Controller:
             case act.SendBundle(transfer, hosts):
                 self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
-                self._spawn(self._head.stop(grace_s))
+                self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):

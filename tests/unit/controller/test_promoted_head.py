@@ -53,5 +53,5 @@ def test_head_that_dies_before_it_ever_connects_is_noticed(script: "subprocess.P
 
 
 def test_head_that_goes_on_after_a_failed_run_is_not_waited_for(script: "subprocess.Popen[bytes]") -> None:
-    assert exits(script.pid, True, lambda head: head.stop(0.01)) == [HeadExited(0, 0)]
+    assert exits(script.pid, True, lambda head: head.stop(0.01, is_told=True)) == [HeadExited(0, 0)]
     assert script.poll() is None

@@ -1,0 +1,95 @@
+"""A head that is the controller's child: how it is ended."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from flodl.config.builder import local_cluster
+from flodl.controller import head as head_module
+from flodl.controller.head import HeadProcess
+from flodl.core.events import HeadExited, JobEvent
+from flodl.launch.launcher import LaunchOptions, local_request
+from flodl.launch.plan import plan
+from flodl.monitor.log_store import LogStore
+
+LIMIT_S = 60.0
+
+SCRIPT = """
+import os, signal, sys
+
+def hear(number, frame):
+    print("SIGTERM: stopping in order", flush=True)
+    sys.exit(3)
+
+signal.signal(signal.SIGTERM, hear)
+signal.signal(signal.SIGUSR1, lambda number, frame: sys.exit(0))
+print(os.getpid(), "is there", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+class Stage:
+    """A head whose script ends by SIGUSR1, as it would when it hears how the run has ended."""
+
+    def __init__(self, folder: Path, wait_until: Callable[..., object]) -> None:
+        self._logs, self._wait_until = folder / "logs", wait_until
+        self._logs.mkdir()
+        (folder / "train.py").write_text(SCRIPT)
+        self._token = folder / "token"
+
+    @property
+    def said(self) -> str:
+        """All lines but for the script's pid."""
+        path = self._logs / "head.stdout.log"
+        return path.read_text().partition(" ")[2] if path.exists() else ""
+
+    def stopped(self, grace_s: float, *, is_told: bool, hears: bool = False) -> list[JobEvent]:
+        """What is posted when the head is stopped; ``hears``: its script hears of the end just then."""
+
+        async def body() -> list[JobEvent]:
+            posted: list[JobEvent] = []
+            logs = LogStore(self._logs)
+            spec = plan(local_cluster(1), local_request(LaunchOptions(("train.py",))))
+            head = HeadProcess(spec, "127.0.0.1:1", self._token, logs)
+            living = asyncio.create_task(head.live(posted.append))
+            await asyncio.to_thread(self._wait_until, lambda: "is there" in self.said, LIMIT_S, "the head")
+            async with asyncio.timeout(LIMIT_S):
+                stopping = asyncio.create_task(head.stop(grace_s, is_told=is_told))
+                await asyncio.sleep(0)  # it has begun
+                if hears:
+                    os.kill(int((self._logs / "head.stdout.log").read_text().split()[0]), signal.SIGUSR1)
+                await stopping
+                await living
+            logs.close()
+            return posted
+
+        return asyncio.run(body())
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., object]) -> Stage:
+    monkeypatch.chdir(tmp_path)
+    return Stage(tmp_path, wait_until)
+
+
+def test_head_that_was_told_leaves_without_a_signal(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(head_module, "TOLD_S", LIMIT_S)
+    assert stage.stopped(LIMIT_S, is_told=True, hears=True) == [HeadExited(0, 0)]
+    assert stage.said == "is there\n"
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_head_that_stays_gets_sigterm(stage: Stage, monkeypatch: pytest.MonkeyPatch, is_told: bool) -> None:
+    monkeypatch.setattr(head_module, "TOLD_S", 0.01 if is_told else LIMIT_S)
+    assert stage.stopped(LIMIT_S, is_told=is_told) == [HeadExited(3, 0)]
+    assert stage.said.endswith("SIGTERM: stopping in order\n")
+
+
+def test_head_of_a_run_that_is_aborted_is_killed_without_a_word(stage: Stage) -> None:
+    assert stage.stopped(0.0, is_told=True) == [HeadExited(0, 9)]
+    assert stage.said == "is there\n"
