@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.launch.waiting import whom
 from flodl.spec.words import printable
 
 DASH = "–"
@@ -47,6 +48,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
     lines += [message] if (message := _message(state)) else []
+    lines += [f"waiting for {awaited}"] if (awaited := _awaited(state)) else []
     lines += ["  ".join(shown)] if shown else []
     lines += [line for line in (_progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
@@ -98,6 +100,11 @@ def _message(state: Mapping[str, Any]) -> str:
     outcome = state.get("outcome")
     words = (outcome if isinstance(outcome, dict) else state).get("message")
     return printable(str(words or ""))
+
+
+def _awaited(state: Mapping[str, Any]) -> str:
+    is_over = isinstance(state.get("outcome"), dict) or "vanished" in state
+    return "" if is_over else whom(state)
 
 
 def _progress(state: Mapping[str, Any]) -> str:

@@ -592,7 +592,8 @@ class JobCore:
             self.ending.stop(event.exit_code, f"aborted by {event.source}")
             return [note, *self._end(now_s, grace_s=0.0)]
         if self.phase is Phase.ENDING:
-            return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
+            known = Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})
+            return [known, *self.finale.watch_head()]
         message = f"stopped by {event.source}"
         return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
 
@@ -810,7 +811,7 @@ class JobCore:
                 actions += self._host_gone(host, "did not stop in time", now_s)
         if self.hosts:
             return actions
-        self.finale.await_head()
+        actions += self.finale.await_head()
         if self.finale.head_code is None:
             return actions
         self.phase = Phase.ENDED

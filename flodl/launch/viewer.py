@@ -25,6 +25,7 @@ from flodl.launch.keyboard import Keyboard
 from flodl.launch.progress import Progress, epoch_line, is_shown, log_line
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
+from flodl.launch.waiting import Waiting
 from flodl.spec.words import printable
 
 POLL_S: Final = 0.2
@@ -69,6 +70,7 @@ class Viewer:
         self._signals: deque[int] = deque(maxlen=16)
         self._state: dict[str, Any] = {}
         self._progress = Progress()
+        self._waiting = Waiting()
         self._stops = 0
         self._stopped_at_s = 0.0
         self._abort_at_s: float | None = None
@@ -218,11 +220,13 @@ class Viewer:
             self._terminal.say(f"fdl: {detail or event}")
 
     def _refresh(self, now_s: float) -> None:
-        if not self._terminal.is_live:
+        if not self._terminal.is_live and not self._stops:
             return
         with contextlib.suppress(FlodlError):
             self._state = self._client.state()
             self._terminal.show(self._progress.line(self._state, now_s))
+            if self._stops and (line := self._waiting.look(self._state, now_s)):
+                self._terminal.say(f"fdl: {line}")
 
     # ---------------------------------------------------------------------------------------------------------- end
     def _is_alive(self) -> bool:

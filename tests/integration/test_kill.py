@@ -3,6 +3,7 @@
 Every rank and the head have started a grandchild in a session of its own, with an empty environment and no parent.
 """
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,20 @@ def test_killed_head_stops_the_run_with_its_signal_as_the_code(fdl: Fdl) -> None
 
     assert run.wait(END_S) == 137, run.story()
     assert "the head" in run.stderr
+    run.wait_until_clean()
+
+
+def test_frozen_head_is_named_and_not_waited_for_beyond_the_stop_grace(fdl: Fdl) -> None:
+    run = endless(fdl)
+    pid = run.pid_of("head")
+    run.kill("head", number=signal.SIGSTOP)
+
+    stopped = fdl.call("stop", timeout_s=END_S)
+
+    assert stopped.returncode == 0, stopped.stderr + run.story()
+    assert f"pid {pid}, frozen by a signal: kill -CONT {pid} lets it go on" in stopped.stderr
+    assert run.wait(END_S) == 143, run.story()
+    assert "head_frozen" in run.stdout
     run.wait_until_clean()
 
 

@@ -109,6 +109,14 @@ def test_status_of_a_sync_mode_shows_no_anchor() -> None:
     assert "cadence stable, verdict stable" in status_text(state, "digits", io.StringIO()).splitlines()
 
 
+def test_status_of_a_run_that_ends_says_why_and_whom_it_waits_for() -> None:
+    state = {"run_id": "x", "phase": "ending", "message": "stopped by fdl stop", "waits_for": ["host a", "host b"]}
+    told = "run x (n)  ending\nstopped by fdl stop\nwaiting for host a, host b"
+    assert status_text(state, "n", io.StringIO()) == told
+    gone = {**state, "vanished": {}}
+    assert "waiting" not in status_text(gone, "n", io.StringIO())
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"

@@ -2,9 +2,9 @@
 
 import json
 
-from flodl.core.events import DrainAsked, HostDropped, HostFailed
+from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
-from flodl.messages import Beat, Mode, RankBeat, WindowDone
+from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankFinished, StateSent, WindowDone
 from tests.unit.core.cohort import Cohort, hello
 
 
@@ -71,6 +71,19 @@ def test_how_a_run_ends_is_seen_before_it_has_ended() -> None:
     cohort.stop()
     view = snapshot(cohort.core, 1.0)
     assert (view["phase"], view["ending"]) == ("training", "stopped")
+
+
+def test_whom_a_run_that_ends_waits_for_is_seen() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    assert snapshot(cohort.core, 1.0)["waits_for"] == []
+    cohort.held |= {StateSent, HostStopped, HeadExited, RankFinished}
+    cohort.stop()
+    assert snapshot(cohort.core, 1.0)["waits_for"] == ["rank 0 on a", "rank 1 on b", "rank 2 on b"]
+    seen = []
+    for held in (WindowDone, StateSent, RankFinished, HostStopped):
+        cohort.release(held)
+        seen.append(snapshot(cohort.core, 1.0)["waits_for"])
+    assert seen == [["rank 0 on a"], ["rank 0 on a", "rank 1 on b", "rank 2 on b"], ["host a", "host b"], ["the head"]]
 
 
 def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
