@@ -29,7 +29,7 @@ LOOK_EVERY_S: Final = 1.0
 def command(run: str | None, abort: bool, yes: bool) -> int:
     """End a run in order: one more round, then every rank on every host stops.
 
-    RUN is a run's id, its beginning, or its name; default: the latest live run.
+    RUN is a run's id, its beginning, or its name; default: the only live run.
     """
     chosen = rundir.find(run, must_be_live=True)
     label = f"{chosen.run_id} ({rundir.run_name(chosen)})"
