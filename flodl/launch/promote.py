@@ -108,6 +108,7 @@ class _Echo:
             time.sleep(RETRY_S)
 
     def _show(self, path: str, line: Mapping[str, Any]) -> None:
+        write = self._terminal.say if line.get("stream") == "stderr" else self._terminal.result
         if path == "/logs":
             text = log_line(line)
         elif line.get("event") == "epoch":
@@ -118,5 +119,5 @@ class _Echo:
             return
         with self._lock:
             if not self._has_ended:
-                self._terminal.result(text)
+                write(text)
                 self._shown_at_s = time.monotonic()

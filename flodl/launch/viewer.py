@@ -22,11 +22,11 @@ from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
 from flodl.launch.keyboard import Keyboard
-from flodl.launch.progress import Progress, epoch_line, is_shown, log_line
+from flodl.launch.narrator import Narrator
+from flodl.launch.progress import Progress
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
 from flodl.launch.waiting import Waiting
-from flodl.spec.words import printable
 
 POLL_S: Final = 0.2
 STATE_EVERY_S: Final = 1.0
@@ -47,7 +47,6 @@ REPEAT_S: Final = 2.0
 """A SIGTERM that comes again within this time is the same one, passed on by somebody else."""
 EXIT_INTERRUPTED: Final = 130
 RED: Final = "red"
-QUIET_EVENTS: Final = frozenset({"commit", "stray", "called_back"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +68,7 @@ class Viewer:
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
         self._signals: deque[int] = deque(maxlen=16)
         self._state: dict[str, Any] = {}
+        self._narrator = Narrator(terminal)
         self._progress = Progress()
         self._waiting = Waiting()
         self._stops = 0
@@ -200,24 +200,11 @@ class Viewer:
     def _show(self, kind: str, line: Mapping[str, Any]) -> None:
         match kind:
             case "/logs":
-                if is_shown(str(line.get("text", ""))):
-                    self._terminal.result(log_line(line))
+                self._narrator.log(line)
             case "/events":
-                self._show_event(line)
+                self._narrator.event(line)
             case _:
                 self._terminal.say(str(line.get("text", "")))
-
-    def _show_event(self, line: Mapping[str, Any]) -> None:
-        event, detail = str(line.get("event", "")), printable(str(line.get("detail", "")))
-        severity = line.get("severity")
-        if event == "eval":
-            self._terminal.result(f"fdl: {detail}")
-        elif event == "epoch":
-            self._terminal.result(epoch_line(line.get("fields") or {}))
-        elif severity in ("critical", "warning"):
-            self._terminal.result(f"fdl: {event}: {detail}")
-        elif event not in QUIET_EVENTS:
-            self._terminal.say(f"fdl: {detail or event}")
 
     def _refresh(self, now_s: float) -> None:
         if not self._terminal.is_live and not self._stops:
