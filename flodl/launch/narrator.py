@@ -7,12 +7,14 @@ the script prints on its stderr, and everything else that flodl says.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flodl.launch.last_words import Held, LastWords
 from flodl.launch.progress import epoch_line, is_shown, log_line
 from flodl.launch.terminal import Terminal
 from flodl.spec.words import printable
 
 QUIET_EVENTS: Final = frozenset({"commit", "stray", "called_back"})
 ALERTS: Final = frozenset({"critical", "warning"})
+MAX_NAMED: Final = 8
 
 
 class Narrator:
@@ -20,13 +22,22 @@ class Narrator:
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
+        self._held = Held()
 
-    def log(self, line: Mapping[str, Any]) -> None:
-        """A line of the script's output, on the stream that it was written to."""
-        if not is_shown(str(line.get("text", ""))):
+    def log(self, line: Mapping[str, Any], now_s: float) -> None:
+        """A line of the script's output, on the stream that it was written to; last words wait for ``tick``."""
+        if not is_shown(str(line.get("text", ""))) or self._held.take(line, now_s):
             return
         write = self._terminal.say if line.get("stream") == "stderr" else self._terminal.result
         write(log_line(line))
+
+    def tick(self, now_s: float) -> None:
+        """Show the last words that have waited long enough for the run's end."""
+        self._tell(self._held.due(now_s))
+
+    def end(self, failure: Mapping[str, Any] | None) -> None:
+        """Nothing comes any more; what the headline of ``failure`` shows need not be shown here."""
+        self._tell(self._held.rest(failure))
 
     def event(self, line: Mapping[str, Any]) -> None:
         """An event of the run."""
@@ -39,3 +50,12 @@ class Narrator:
             self._terminal.result(f"fdl: {event}: {detail}")
         elif event not in QUIET_EVENTS:
             self._terminal.say(f"fdl: {detail or event}")
+
+    def _tell(self, told: list[LastWords]) -> None:
+        for words in told:
+            for line in () if words.is_known else words.lines:
+                self._terminal.say(log_line(line))
+            same = words.speakers if words.is_known else words.speakers[1:]
+            if same:
+                named = ", ".join(same[:MAX_NAMED]) + (f" and {len(same) - MAX_NAMED} more" if same[MAX_NAMED:] else "")
+                self._terminal.say(f"fdl: the same came from {named}")

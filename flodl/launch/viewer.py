@@ -104,6 +104,7 @@ class Viewer:
                 state_at_s = now_s
                 self._refresh(now_s)
             self._take_lines(POLL_S)
+            self._narrator.tick(now_s)
             self._terminal.refresh()
             self._enforce_abort()
             self._reap()
@@ -200,7 +201,7 @@ class Viewer:
     def _show(self, kind: str, line: Mapping[str, Any]) -> None:
         match kind:
             case "/logs":
-                self._narrator.log(line)
+                self._narrator.log(line, time.monotonic())
             case "/events":
                 self._narrator.event(line)
             case _:
@@ -220,6 +221,7 @@ class Viewer:
         return process_started(self._info.pid) == self._info.started
 
     def _detached(self) -> Detached:
+        self._narrator.end(None)
         goes = "stops by itself" if self._stops else "goes on"
         self._terminal.close()
         self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl status, fdl tail -f, fdl stop")
@@ -232,6 +234,8 @@ class Viewer:
             if not any(follower.is_alive() for follower in followers):
                 break
         self._take_lines(0.05)
+        failure = outcome.get("failure")
+        self._narrator.end(failure if isinstance(failure, dict) else None)
         self._terminal.close()
         state = self._run.read_json("state.json") or self._state
         style = RED if outcome.get("status") == "failed" else ""
@@ -243,6 +247,7 @@ class Viewer:
     def _vanished(self) -> int:
         if self._stops >= 2:
             return EXIT_INTERRUPTED
+        self._narrator.end(None)
         self._terminal.say(
             f"fdl: the controller (pid {self._info.pid}) has vanished without a word; its hosts stop by themselves\n"
             f"fdl: its log: {self._run.logs / 'controller.log'}\n"

@@ -4,7 +4,7 @@ import json
 
 from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
-from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankFinished, StateSent, WindowDone
+from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankExited, RankFinished, StateSent, WindowDone
 from tests.unit.core.cohort import Cohort, hello
 
 
@@ -76,7 +76,7 @@ def test_how_a_run_ends_is_seen_before_it_has_ended() -> None:
 def test_whom_a_run_that_ends_waits_for_is_seen() -> None:
     cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
     assert snapshot(cohort.core, 1.0)["waits_for"] == []
-    cohort.held |= {StateSent, HostStopped, HeadExited, RankFinished}
+    cohort.held |= {StateSent, HostStopped, HeadExited, RankFinished, RankExited}
     cohort.stop()
     assert snapshot(cohort.core, 1.0)["waits_for"] == ["rank 0 on a", "rank 1 on b", "rank 2 on b"]
     seen = []
