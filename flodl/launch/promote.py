@@ -122,4 +122,4 @@ class _Echo:
             if path == "/logs":
                 self._narrator.log(line, now_s)
             else:
-                self._narrator.event(line)
+                self._narrator.event(line, now_s)

@@ -203,7 +203,7 @@ class Viewer:
             case "/logs":
                 self._narrator.log(line, time.monotonic())
             case "/events":
-                self._narrator.event(line)
+                self._narrator.event(line, time.monotonic())
             case _:
                 self._terminal.say(str(line.get("text", "")))
 

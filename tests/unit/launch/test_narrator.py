@@ -60,15 +60,33 @@ def test_lines_of_the_script_keep_their_stream(shown: Shown) -> None:
     ],
 )
 def test_results_and_alerts_are_data(shown: Shown, event: dict[str, object], told: str) -> None:
-    shown.narrator.event(event)
+    shown.narrator.event(event, 1.0)
     assert shown.taken() == ([told], [])
 
 
 def test_everything_else_that_flodl_says_is_chatter(shown: Shown) -> None:
-    shown.narrator.event({"event": "host_joined", "severity": "info", "detail": "a joined"})
-    shown.narrator.event({"event": "rank_joined", "severity": "info"})
-    shown.narrator.event({"event": "commit", "severity": "info", "detail": "version 1"})
+    shown.narrator.event({"event": "host_joined", "severity": "info", "detail": "a joined"}, 1.0)
+    shown.narrator.event({"event": "rank_joined", "severity": "info"}, 1.0)
+    shown.narrator.event({"event": "commit", "severity": "info", "detail": "version 1"}, 1.0)
     assert shown.taken() == ([], ["fdl: a joined", "fdl: rank_joined"])
+
+
+def test_what_comes_with_every_round_is_shown_now_and_then_and_before_each_epoch(shown: Shown) -> None:
+    def cadence(version: int, now_s: float) -> None:
+        detail = f"version {version}: anchor 10"
+        shown.narrator.event({"event": "cadence", "severity": "info", "detail": detail}, now_s)
+
+    epoch = {"event": "epoch", "severity": "info", "fields": {"epoch": 0}}
+    for version in range(100):
+        cadence(version, 1.0 + version * 0.1)
+    assert shown.taken()[1] == [f"fdl: version {version}: anchor 10" for version in (0, 50)]
+    shown.narrator.event(epoch, 11.0)
+    assert shown.taken() == (["fdl: epoch 1"], ["fdl: version 99: anchor 10"])
+    shown.narrator.event(epoch, 11.0)
+    cadence(100, 15.9)
+    assert shown.taken() == (["fdl: epoch 1"], [])
+    cadence(101, 16.0)
+    assert shown.taken()[1] == ["fdl: version 101: anchor 10"]
 
 
 # ----------------------------------------------------------------------------------------------------------- last words
