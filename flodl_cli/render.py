@@ -19,7 +19,7 @@ UNBOUNDED_COLUMNS: Final = 100_000
 """The width where nobody looks: no cell is cut or wrapped."""
 
 HOST_HEADER: Final = ("HOST", "STATE", "RANKS", "HEARD", "ADDRESS")
-RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
+RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
@@ -149,6 +149,7 @@ def _rank_row(rank: Mapping[str, Any]) -> tuple[str, ...]:
         str(rank.get("rank", "")),
         str(rank.get("host", "")),
         str(rank.get("device") or DASH),
+        number(rank.get("pid")),
         str(rank.get("state", "")),
         number(rank.get("steps")),
         f"{rate:.4g}/s" if isinstance(rate, (int, float)) else DASH,

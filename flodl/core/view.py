@@ -113,6 +113,7 @@ def _rank(core: JobCore, member: Member) -> dict[str, Any]:
         "state": "suspect" if is_suspect else str(member.status),
         "reason": member.reason,
         "steps": steps if beat is None else max(steps, beat.steps),
+        "pid": beat.pid if beat is not None and beat.pid else None,
         "rss_bytes": None if beat is None else beat.rss_bytes,
         "rate": None if last is None else last.rate,
         "share": samples / merged if merged else None,

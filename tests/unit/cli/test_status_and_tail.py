@@ -131,6 +131,15 @@ def test_status_leaves_out_columns_without_values() -> None:
     ]
 
 
+def test_status_names_each_ranks_process() -> None:
+    ranks = [{**STATE["ranks"][0], "pid": 4711}, STATE["ranks"][1]]  # type: ignore[index]
+    lines = status_text({**STATE, "ranks": ranks}, "digits", io.StringIO()).splitlines()
+    assert lines[-3:-1] == [
+        "RANK  HOST    DEVICE  PID   STATE    STEPS  RATE     SHARE  WHY",
+        "0     node-a  cpu     4711  live     12     103.8/s  75.0%  –",
+    ]
+
+
 def test_status_in_a_pipe_is_never_cut_wrapped_or_coloured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
     monkeypatch.setenv("FORCE_COLOR", "1")

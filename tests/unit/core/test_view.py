@@ -23,7 +23,7 @@ def test_run_that_waits_for_hosts_has_a_view() -> None:
 
 def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
-    cohort.say(Beat("b", (RankBeat(1, True, 0, 7, 4096),)), "b")
+    cohort.say(Beat("b", (RankBeat(1, True, 0, 7, 4096, 77), RankBeat(2, True, 0, 7, 0))), "b")
     view = snapshot(cohort.core, 3.0)
     json.dumps(view)
     assert (view["phase"], view["mode"], view["backend"], view["num_epochs"]) == ("training", "cpu_cadence", "gloo", 2)
@@ -38,8 +38,9 @@ def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     }  # fmt: skip
     assert view["ranks"][1] == {
         "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
-        "steps": 7, "rss_bytes": 4096, "rate": None, "share": None, "loss": None, "count": 10,
+        "steps": 7, "pid": 77, "rss_bytes": 4096, "rate": None, "share": None, "loss": None, "count": 10,
     }  # fmt: skip
+    assert (view["ranks"][0]["pid"], view["ranks"][2]["pid"]) == (None, None), "not measured yet"
 
 
 def test_sync_mode_has_counts_but_no_anchor() -> None:
