@@ -85,6 +85,8 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     preflight.check_interpreter(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
+        for strain in preflight.strains_here(spec):
+            terminal.say(f"fdl: warning: {strain}")
     started = start_controller(spec)
     if options.detach:
         terminal.result(spec.run_id)
