@@ -68,6 +68,7 @@ class Viewer:
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
         self._signals: deque[int] = deque(maxlen=16)
         self._state: dict[str, Any] = {}
+        self._asking: threading.Thread | None = None
         self._narrator = Narrator(terminal)
         self._progress = Progress()
         self._waiting = Waiting()
@@ -102,7 +103,7 @@ class Viewer:
                 return self._detached()
             if now_s - state_at_s >= STATE_EVERY_S:
                 state_at_s = now_s
-                self._refresh(now_s)
+                self._refresh()
             self._take_lines(POLL_S)
             self._narrator.tick(now_s)
             self._terminal.refresh()
@@ -198,23 +199,33 @@ class Viewer:
                 return
             self._show(kind, line)
 
-    def _show(self, kind: str, line: Mapping[str, Any]) -> None:
+    def _show(self, kind: str, line: dict[str, Any]) -> None:
         match kind:
             case "/logs":
                 self._narrator.log(line, time.monotonic())
             case "/events":
                 self._narrator.event(line, time.monotonic())
+            case "state":
+                self._show_state(line, time.monotonic())
             case _:
                 self._terminal.say(str(line.get("text", "")))
 
-    def _refresh(self, now_s: float) -> None:
-        if not self._terminal.is_live and not self._stops:
-            return
+    def _refresh(self) -> None:
+        """Have the run's state brought: by a thread, for a controller that hangs must not make Ctrl-C wait."""
+        is_wanted = self._terminal.is_live or self._stops > 0
+        if is_wanted and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._bring_state, daemon=True, name="fdl-state")
+            self._asking.start()
+
+    def _bring_state(self) -> None:
         with contextlib.suppress(FlodlError):
-            self._state = self._client.state()
-            self._terminal.show(self._progress.line(self._state, now_s))
-            if self._stops and (line := self._waiting.look(self._state, now_s)):
-                self._terminal.say(f"fdl: {line}")
+            self._put("state", self._client.state())
+
+    def _show_state(self, state: dict[str, Any], now_s: float) -> None:
+        self._state = state
+        self._terminal.show(self._progress.line(state, now_s))
+        if self._stops and (line := self._waiting.look(state, now_s)):
+            self._terminal.say(f"fdl: {line}")
 
     # ---------------------------------------------------------------------------------------------------------- end
     def _is_alive(self) -> bool:
