@@ -154,6 +154,15 @@ class StopHead:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchHead:
+    """Nothing but the head is left of a run that has been stopped: a script that works is waited for, one that a signal
+    has frozen is ended after ``grace_s``.
+    """
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """One thing that went wrong. ``rank`` is -1 for a host or the head; ``signal`` 0 unless a signal ended it."""
 
@@ -202,6 +211,7 @@ JobAction: TypeAlias = (
     | ReadBundle
     | SendBundle
     | StopHead
+    | WatchHead
     | EndRun
 )
 

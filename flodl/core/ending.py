@@ -65,6 +65,13 @@ class Ending:
         """A loss that the run survives."""
         self.losses.append(failure)
 
+    def exhausted(self, failure: Failure) -> Failure:
+        """``failure`` leaves too few ranks. A signal is the root cause, and gives its code, where it is the only loss;
+        behind others it is the last of several, none of which alone has ended the run.
+        """
+        is_one_of_several = failure.kind == KIND_SIGNAL and bool(self.losses)
+        return replace(failure, exit_code=EXIT_TOO_FEW_RANKS) if is_one_of_several else failure
+
     def stop(self, exit_code: int, message: str) -> None:
         """The run stops in order, on someone's word or because too little is left of it."""
         if not self.is_decided:

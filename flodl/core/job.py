@@ -541,7 +541,8 @@ class JobCore:
         least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
         if not left or (is_starting and len(left) < least):
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
-            return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
+            message = f"too few ranks to go on: {have}; {failure.error}"
+            return self._fail(self.ending.exhausted(failure), message, now_s)
         self.ending.tolerate(failure)
         mode = next(iter(self.startup.ready.values())).settings.cadence.mode if self.startup.ready else None
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
@@ -591,7 +592,8 @@ class JobCore:
             self.ending.stop(event.exit_code, f"aborted by {event.source}")
             return [note, *self._end(now_s, grace_s=0.0)]
         if self.phase is Phase.ENDING:
-            return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
+            known = Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})
+            return [known, *self.finale.watch_head()]
         message = f"stopped by {event.source}"
         return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
 
@@ -809,7 +811,7 @@ class JobCore:
                 actions += self._host_gone(host, "did not stop in time", now_s)
         if self.hosts:
             return actions
-        self.finale.await_head()
+        actions += self.finale.await_head()
         if self.finale.head_code is None:
             return actions
         self.phase = Phase.ENDED

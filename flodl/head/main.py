@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import sys
@@ -38,6 +39,7 @@ from flodl.messages import (
 )
 from flodl.runtime.dial import Controller, Identity, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
+from flodl.spec.context import ROLE_VARIABLE
 from flodl.spec.fingerprint import config_fingerprint
 from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
@@ -45,6 +47,7 @@ from flodl.spec.job import TrainingJob
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.preemption import exit_code_of, stop_when_preempted
 from flodl.spec.state import load_state
+from flodl.spec.uncaught import MARK
 from flodl.spec.words import printable
 from flodl.wire.handshake import Role
 
@@ -182,11 +185,14 @@ class _Head:
 
 
 def _print_without_traceback(quiet: FlodlError) -> None:
+    """Under ``fdl launch`` the failure of the run is its own headline: there the log alone repeats it."""
     show = sys.excepthook
+    mark = MARK if isinstance(quiet, RankFailed) and ROLE_VARIABLE in os.environ else ""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if error is quiet:
-            sys.stderr.write(f"flodl: {printable(str(error))}\n")
+            words = f"flodl: {printable(str(error))}"
+            sys.stderr.write("".join(f"{mark}{line}\n" for line in words.splitlines()))
         else:
             show(kind, error, trace)
 

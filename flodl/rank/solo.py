@@ -42,6 +42,7 @@ from flodl.core.actions import (
     SendHost,
     Severity,
     StopHead,
+    WatchHead,
 )
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.events import (
@@ -275,6 +276,8 @@ class _Solo:
                 self._outcome = outcome
             case StopHead():
                 self._post(HeadExited(0, 0))
+            case WatchHead():
+                pass  # it is this very process
             case DropHost() | RestoreHost() | OpenReduction() | CloseReduction() | ResetStore() | SendBundle():
                 pass  # there is no connection, no other host and no rendezvous
             case _:

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead
+from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead, WatchHead
 from flodl.core.ending import Ending
 from flodl.core.finale import KILL_MARGIN_S, STATE_TIMEOUT_S, Finale
 from flodl.core.growth import Growth
@@ -132,7 +132,7 @@ def test_hosts_are_released_once_when_no_rank_is_left() -> None:
     ]
     assert stage.finale.next_deadline_s() == NOW_S + 1 + GRACE_S + KILL_MARGIN_S
     assert stage.finale.release_hosts(["a", "b"], NOW_S + 2) == []
-    stage.finale.await_head()
+    assert stage.finale.await_head() == []
     assert stage.finale.next_deadline_s() is None
     assert not stage.finale.is_late(1e9)
 
@@ -143,6 +143,15 @@ def test_ranks_that_do_not_finish_in_time_are_stopped_with_their_hosts() -> None
     late_s = NOW_S + GRACE_S + KILL_MARGIN_S
     assert stage.finale.release_hosts(["a"], late_s) == [SendHost("a", StopHost("training is complete", GRACE_S))]
     assert not stage.finale.is_late(late_s)
+
+
+def test_head_that_stands_still_is_watched_once_where_somebody_waits_for_the_end() -> None:
+    stage = Stage()
+    stage.ending.stop(143, "stopped by fdl stop")
+    assert stage.finale.await_head() == [WatchHead(GRACE_S)]
+    assert stage.finale.await_head() == []
+    assert Stage().finale.watch_head() == [WatchHead(GRACE_S)]
+    assert Stage(has_head=False).finale.watch_head() == []
 
 
 def test_stop_of_everything_ends_the_head_too_and_tells_it_once() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flodl.core.actions import DropHost, JobAction, Record, SendHost, Severity, StopHead
+from flodl.core.actions import DropHost, JobAction, Record, SendHost, Severity, StopHead, WatchHead
 from flodl.core.events import (
     HeadExited,
     HeadSaid,
@@ -500,7 +500,7 @@ def test_loss_of_everybody_while_finishing_ends_the_run() -> None:
     cohort = Cohort().train_until(StateSent)
     for rank in range(3):
         cohort.say(RankExited(rank, 0, 9, by_us=False))
-    assert ending_of(cohort) == ("failed", 137)
+    assert ending_of(cohort) == ("failed", 5)
 
 
 def test_state_that_cannot_be_stored_fails_the_run() -> None:
@@ -546,6 +546,17 @@ def test_last_round_of_a_stop_has_the_stop_grace() -> None:
     assert cohort.core.phase is Phase.ENDING
     assert cohort.sent(StopHost) == [StopHost("stopped by test", GRACE_S)] * 2
     assert StopHead(GRACE_S) in cohort.actions
+
+
+def test_stop_behind_the_training_watches_the_head_that_is_left() -> None:
+    cohort = training()
+    cohort.held.add(HeadExited)
+    cohort.release(WindowDone)
+    assert cohort.core.phase is Phase.ENDING
+    assert WatchHead(GRACE_S) not in cohort.actions
+    cohort.stop()
+    assert WatchHead(GRACE_S) in cohort.actions
+    assert cohort.records("stop_requested") == ["the run is ending already; abort it to end it now"]
 
 
 def test_rank_that_is_busy_beyond_the_stop_grace_is_given_up_and_the_others_work_is_kept() -> None:

@@ -22,6 +22,7 @@ from flodl.spec.job import TrainingJob
 from flodl.spec.knobs import resolve
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.state import StateInfo, dump_state
+from flodl.spec.uncaught import MARK
 from flodl.trainer.config import TrainerConfig
 
 LIMIT_S = 30.0
@@ -224,5 +225,5 @@ def test_an_uncaught_failure_of_the_run_ends_the_script_with_one_line_and_code_1
         controller.say(RunEnded("failed", "rank 1 failed: ValueError: planted", "", 0))
         _, err = process.communicate(timeout=LIMIT_S * deadline_factor)
 
-    assert err == "flodl: rank 1 failed: ValueError: planted\n"
+    assert err == f"{MARK}flodl: rank 1 failed: ValueError: planted\n"  # fdl launch has said it
     assert process.returncode == 1
