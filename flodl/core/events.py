@@ -93,6 +93,13 @@ class StateStored:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceTried:
+    """A checkpoint can be written where ``TryPlace`` said, or not (``error``)."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSettled:
     """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``).
 
@@ -125,6 +132,7 @@ JobEvent: TypeAlias = (
     | StopAsked
     | DrainAsked
     | StateStored
+    | PlaceTried
     | SaveSettled
     | BundleRead
 )

@@ -42,8 +42,9 @@ from flodl.core.actions import (
     SendHost,
     Severity,
     StopHead,
+    TryPlace,
 )
-from flodl.core.ending import EXIT_INTERRUPTED
+from flodl.core.ending import EXIT_CHECKPOINT, EXIT_INTERRUPTED
 from flodl.core.events import (
     DaemonSaid,
     HeadExited,
@@ -226,12 +227,13 @@ class _Solo:
         return hand_over
 
     def _finish(self) -> None:
-        outcome, state, resume = self._outcome, self._state, self._core.resume
+        outcome, state = self._outcome, self._state
         if self._preempted and outcome is not None and outcome.status == "stopped" and state is None:
             raise SystemExit(self._preempted)  # before there was anything to return
         if outcome is None or outcome.status == "failed" or state is None:
-            kind = CheckpointError if resume is not None and resume.refusal else RankFailed
-            raise kind(outcome.message if outcome is not None else "the training ended without an outcome")
+            if outcome is None:
+                raise RankFailed("the training ended without an outcome")
+            raise (CheckpointError if outcome.exit_code == EXIT_CHECKPOINT else RankFailed)(outcome.message)
         self._handle.finish(dataclasses.replace(state, epochs=self._epochs, outcome=outcome.status))
 
     # --------------------------------------------------------------------------------------------- the conversations
@@ -263,6 +265,8 @@ class _Solo:
                 self._hear_as_head(message)
             case ReceiveState():
                 self._post(StateStored("in this process", ""))
+            case TryPlace(stem):
+                self._saves.try_place(stem)
             case OpenSave():
                 self._saves.open(action)
             case DropSave(transfer):

@@ -311,12 +311,21 @@ def test_checkpoint_of_several_ranks_goes_on_with_reshape_only(stem: Path, compl
     assert run(resume_from=stem, reshape=True, num_epochs=6).join(LIMIT_S).epochs == 6
 
 
+def test_place_that_takes_nothing_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "ckpts").write_text("")
+    stem = tmp_path / "ckpts" / "run"
+
+    assert refused(save_path=stem) == (
+        f"save_path {stem} cannot be used: Not a directory: a folder on the way there is a file: save elsewhere"
+    )
+
+
 # --------------------------------------------------------------------------------------------- disks that take nothing
 def test_disk_that_takes_nothing_is_told_of_every_time_and_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    stem, step = tmp_path / "file" / "run", Step()
+    stem = tmp_path / "ckpts" / "run"
+    step = Step(lambda step: None if step else (tmp_path / "ckpts").write_text(""))
 
     with pytest.raises(RankFailed) as raised:
         run(step, save_path=stem, checkpoint_every=1).join(LIMIT_S)
@@ -336,11 +345,14 @@ def test_disk_that_takes_nothing_is_told_of_every_time_and_at_the_end(
 def test_failed_save_leaves_the_checkpoint_before(stem: Path, complete: flodl.TrainedState) -> None:
     before = find(stem).meta
     target = stem.parent / "elsewhere"
-    stem.with_suffix(".fdl").rename(target)
-    stem.with_suffix(".fdl").symlink_to(target)
+
+    def move(step: int) -> None:
+        if not step:
+            stem.with_suffix(".fdl").rename(target)
+            stem.with_suffix(".fdl").symlink_to(target)
 
     with pytest.raises(RankFailed, match=f"is a symbolic link to {target}; save to that place itself"):
-        run(save_path=stem).join(LIMIT_S)
+        run(Step(move), save_path=stem).join(LIMIT_S)
 
     assert find(stem).meta == before
 
