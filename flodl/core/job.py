@@ -725,10 +725,10 @@ class JobCore:
         return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", exit_code, 0), reason, now_s)
 
     def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
-        resume.tick(now_s)
+        actions = resume.tick(now_s)
         if resume.refusal:
             return self._refuse(resume.refusal, now_s, end.EXIT_CHECKPOINT)
-        return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
+        return actions + (self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else [])
 
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:
         """Training begins, where ``start`` says or from the first sample."""

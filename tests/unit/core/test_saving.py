@@ -9,6 +9,7 @@ from flodl.core.events import HeadSaid, SaveSettled
 from flodl.core.job import Phase
 from flodl.core.position import Covered, SaveReason
 from flodl.core.saving import SAVE_TIMEOUT_S
+from flodl.core.slowness import SLOW_S
 from flodl.ids import Span
 from flodl.messages import CheckpointSettings, HeadReady, Mode, RankExited, SendState, StateSent, WindowDone, WindowPlan
 from tests.unit.core.cohort import Cohort, step
@@ -205,6 +206,27 @@ def test_save_that_does_not_come_is_given_up_for_another_ranks() -> None:
     assert len(orders(cohort)) == 1
     cohort.tick(cohort.now_s + 1)
     assert orders(cohort)[1].rank != first.rank
+
+
+def test_save_that_hangs_is_told_soon_and_then_rarely() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(SaveSettled)
+    cohort.trust()
+    began_s = cohort.now_s
+    assert cohort.core.next_deadline_s() == began_s + SLOW_S
+    for after_s in (29, 30, 31, 119, 120, 121, 479, 480, 599):
+        cohort.tick(began_s + after_s)
+    why = "rank 0 has given its state, and the disk, or the network on the way to it, is slow or hangs"
+    told = [f"version 4 is not saved to ckpts/run after {after_s} s: {why}" for after_s in (30, 120, 480)]
+    assert cohort.records("checkpoint_slow") == told
+
+
+def test_slow_save_whose_state_has_not_come_names_the_rank() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(StateSent)
+    cohort.trust()
+    cohort.tick(cohort.now_s + SLOW_S)
+    assert cohort.records("checkpoint_slow") == [
+        "version 4 is not saved to ckpts/run after 30 s: rank 0 has not given its state yet"
+    ]
 
 
 def test_news_of_another_transfer_change_nothing() -> None:
