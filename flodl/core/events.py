@@ -327,10 +327,14 @@ class StateWritten:
 
 @dataclass(frozen=True, slots=True)
 class StateTaken:
-    """Model, optimizer and schedule are as the state of ``transfer`` says, or it does not fit (``error``)."""
+    """Model, optimizer and schedule are as the state of ``transfer`` says, or it does not fit (``error``).
+
+    ``warnings`` as in ``StateLoaded``.
+    """
 
     transfer: int
     error: str
+    warnings: tuple[str, ...] = ()
 
 
 RankEvent: TypeAlias = (

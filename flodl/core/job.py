@@ -365,10 +365,10 @@ class JobCore:
                 saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
                 return saving + self.finale.on_state_sent(host, message)
             case StateLoaded():
-                if self.phase is Phase.LOADING and self.resume is not None:
-                    self.resume.on_loaded(message)
                 self.growth.on_loaded(message)
-                return []
+                if self.phase is not Phase.LOADING or self.resume is None:
+                    return []
+                return self.resume.on_loaded(message)
             case StoreRequest():
                 return []  # the shell's business: rendezvous
             case _:

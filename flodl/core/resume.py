@@ -35,6 +35,7 @@ class Resume:
         self._missing: dict[RankId, None] = {}
         self._deadline_s = now_s + LOAD_TIMEOUT_S
         self._slowness = Slowness(now_s)
+        self._told: dict[str, None] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -87,14 +88,17 @@ class Resume:
         loads = [SendHost(self._membership[rank].host, LoadState(rank, self._transfer)) for rank in ready]
         return [note, SendBundle(self._transfer, hosts), *loads]
 
-    def on_loaded(self, message: StateLoaded) -> None:
-        """A rank has it, or it does not fit the rank's model."""
+    def on_loaded(self, message: StateLoaded) -> list[JobAction]:
+        """A rank has it, or it does not fit the rank's model. What the scripts of all ranks ask for is told once."""
         if message.transfer != self._transfer or message.rank not in self._missing:
-            return
+            return []
         if message.error:
             self.refusal = f"rank {message.rank} cannot load {self._settings.checkpoint.resume_from}: {message.error}"
-        else:
-            del self._missing[message.rank]
+            return []
+        del self._missing[message.rank]
+        new = [text for text in message.warnings if text not in self._told]
+        self._told |= dict.fromkeys(new)
+        return [Record("resume_differs", Severity.WARNING, text, {"rank": message.rank}) for text in new]
 
     def lose(self, ranks: Iterable[RankId]) -> None:
         """These are dead: nobody waits for them."""

@@ -113,7 +113,7 @@ WINDOW_BATCHES: Final = 100
 EXIT_WAIT_S: Final = 10.0
 """How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
 
-SAID: Final = frozenset({"resuming", "nothing_left", "checkpoint"})
+SAID: Final = frozenset({"resuming", "resume_differs", "nothing_left", "checkpoint"})
 """Events that whoever started the script wants to read, as under ``fdl launch``."""
 
 _NEVER: Final = float("inf")
@@ -144,10 +144,6 @@ def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(UsageError.exit_code)
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"flodl: warning: {text}\n")
 
 
 class _Solo:
@@ -207,8 +203,13 @@ class _Solo:
             self._hear_rank,
             ScriptCallbacks(stepper, self._job.config),
             self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
-            lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True, warn=_warn)),
+            lambda: self._take_over(stepper),
         )
+
+    def _take_over(self, stepper: Stepper) -> list[str]:
+        told: list[str] = []
+        self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True, warn=told.append))
+        return told
 
     def _open(self, ready: RankReady, device: torch.device) -> None:
         offered = Device(device.type, device.index or 0)
@@ -285,9 +286,10 @@ class _Solo:
                 assert_never(action)
 
     def _note(self, event: str, severity: Severity, detail: str) -> None:
-        if event in SAID:
-            sys.stderr.write(f"flodl: {detail}\n")
-        log.log(_LEVELS[severity], "%s: %s", event, detail)
+        is_said = event in SAID
+        if is_said:
+            sys.stderr.write(f"flodl: {'warning: ' * (severity is Severity.WARNING)}{detail}\n")
+        log.log(logging.DEBUG if is_said else _LEVELS[severity], "%s: %s", event, detail)
 
     def _hear_controller(self, message: ToDaemon) -> None:
         match message:

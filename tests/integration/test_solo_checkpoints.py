@@ -142,6 +142,16 @@ def test_resumed_run_ends_with_the_bits_of_one_that_went_on(stem: Path, optimize
     assert (position.epoch, position.covered, position.global_step) == (EPOCHS, (), EPOCHS * BATCHES)
 
 
+def test_other_rate_of_the_script_is_told_once(stem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(num_epochs=2, save_path=stem).join(LIMIT_S)
+    capsys.readouterr()
+
+    run(optimizer=lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), resume_from=stem).join(LIMIT_S)
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "resume_from keeps" in line]
+    assert told == ["flodl: warning: resume_from keeps the optimizer's lr 0.05 (the script asks for 0.01)"]
+
+
 def test_more_epochs_go_on_for_longer(stem: Path) -> None:
     run(num_epochs=2, save_path=stem).join(LIMIT_S)
 

@@ -204,6 +204,17 @@ def test_rank_whose_model_does_not_fit_ends_the_run() -> None:
     assert cohort.outcome.message == "rank 1 cannot load ckpts/run: fc.weight is 3 × 4 there and 5 × 4 here"
 
 
+def test_what_the_scripts_ask_for_by_now_is_an_event_of_the_run_once() -> None:
+    cohort = resumed(Position(version=9, world_size=3)).train_until(StateLoaded)
+    cohort.say(StateLoaded(0, 0, "", ("the lr stays", "the schedule moves")))
+    cohort.say(StateLoaded(0, 0, "", ("said by who has loaded already",)))
+    cohort.say(StateLoaded(1, 0, "", ("the lr stays", "this one has another script")))
+    assert cohort.records("resume_differs") == ["the lr stays", "the schedule moves", "this one has another script"]
+    cohort.release(StateLoaded)
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "completed"
+
+
 def test_loading_that_takes_for_ever_is_given_up() -> None:
     for held, who in ((BundleRead, "the controller has"), (StateLoaded, "rank 0, 1, 2 has")):
         cohort = resumed(Position(version=9, world_size=3)).train_until(held)
