@@ -53,6 +53,7 @@ from flodl.core.place import Place
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
+from flodl.core.saving import never_due
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
 from flodl.core.window import JoinSettings, Verdict
@@ -733,6 +734,9 @@ class JobCore:
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
+        warning = never_due(settings.checkpoint, settings.num_epochs * settings.epoch_splits)
+        if warning:
+            actions.append(Record("checkpoint_never_due", Severity.WARNING, warning, {}))
         first = self.startup.ready[self.membership.live[0]]
         self._losses.begin(len(self.membership.live))
         self.phase = Phase.FORMING

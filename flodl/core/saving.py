@@ -32,6 +32,14 @@ def is_due(settings: CheckpointSettings, epoch: int) -> bool:
     return (settings.every > 0 and number % settings.every == 0) or number in settings.at_epochs
 
 
+def never_due(settings: CheckpointSettings, epochs: int) -> str:
+    """What to say where ``checkpoint_every`` reaches beyond the run's epochs; else nothing."""
+    if settings.every <= epochs:
+        return ""
+    end = "; one is made at the end all the same" if settings.save_path else ""
+    return f"checkpoint_every {settings.every} asks for no checkpoint, for the run has {epochs} epochs{end}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """A save under way."""

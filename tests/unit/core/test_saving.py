@@ -52,6 +52,23 @@ def test_checkpoints_are_taken_behind_the_epochs_that_are_named_and_at_the_end(
     assert cohort.outcome.exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (CheckpointSettings("run", every=4), []),
+        (CheckpointSettings("run", every=5), ["; one is made at the end all the same"]),
+        (CheckpointSettings(every=5), [""]),
+    ],
+)
+def test_more_epochs_between_checkpoints_than_the_run_has_are_told(
+    settings: CheckpointSettings, told: list[str]
+) -> None:
+    cohort = Cohort(checkpoint=settings, num_epochs=2, epoch_splits=2).get_ready()
+    what = "checkpoint_every 5 asks for no checkpoint, for the run has 4 epochs"
+    assert cohort.records("checkpoint_never_due") == [what + end for end in told]
+    assert len(saves(cohort)) == bool(settings.save_path)
+
+
 def test_word_of_the_head_counts() -> None:
     cohort = Cohort(checkpoint=CheckpointSettings("ranks/own", every=1)).join()
     head = replace(cohort.settings, checkpoint=CheckpointSettings("the/heads"))
@@ -221,7 +238,7 @@ def test_save_that_hangs_is_told_soon_and_then_rarely() -> None:
 
 
 def test_slow_save_whose_state_has_not_come_names_the_rank() -> None:
-    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(StateSent)
+    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(StateSent, SaveSettled)
     cohort.trust()
     cohort.tick(cohort.now_s + SLOW_S)
     assert cohort.records("checkpoint_slow") == [
