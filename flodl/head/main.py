@@ -23,7 +23,7 @@ import torch
 from flodl.config.address import split_address
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.guards import ConvergenceGuard
-from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageError
+from flodl.errors import ConfigError, FlodlError, PeerLost, UsageError, run_failed
 from flodl.head.guard import GuardDesk
 from flodl.messages import (
     EpochReport,
@@ -150,7 +150,8 @@ class _Head:
 
     def _end(self, ended: RunEnded) -> None:
         if ended.outcome == "failed" or not ended.state_path:
-            self._fail(RankFailed(ended.message or f"the run {ended.outcome} without a trained state"))
+            message = ended.message or f"the run {ended.outcome} without a trained state"
+            self._fail(run_failed(ended.exit_code, message))
             return
         state = load_state(ended.state_path, ended.outcome)
         self._handle.finish(dataclasses.replace(state, epochs=ended.epochs))
@@ -185,10 +186,11 @@ def _print_without_traceback(quiet: FlodlError) -> None:
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is quiet:
-            sys.stderr.write(f"flodl: {printable(str(error))}\n")
-        else:
+        if error is not quiet:
             show(kind, error, trace)
+            return
+        sys.stderr.write(f"flodl: {printable(str(error))}\n")
+        raise SystemExit(quiet.exit_code)  # from a hook the interpreter takes it, and atexit handlers run
 
     sys.excepthook = hook
 

@@ -44,7 +44,7 @@ from flodl.core.actions import (
     StopHead,
     TryPlace,
 )
-from flodl.core.ending import EXIT_CHECKPOINT, EXIT_INTERRUPTED
+from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.events import (
     DaemonSaid,
     HeadExited,
@@ -59,7 +59,7 @@ from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
 from flodl.core.window import JoinSettings
-from flodl.errors import CheckpointError, RankFailed, UsageError
+from flodl.errors import UsageError, run_failed
 from flodl.messages import (
     CadenceSettings,
     CloseRound,
@@ -232,9 +232,8 @@ class _Solo:
         if self._preempted and outcome is not None and outcome.status == "stopped" and state is None:
             raise SystemExit(self._preempted)  # before there was anything to return
         if outcome is None or outcome.status == "failed" or state is None:
-            if outcome is None:
-                raise RankFailed("the training ended without an outcome")
-            raise (CheckpointError if outcome.exit_code == EXIT_CHECKPOINT else RankFailed)(outcome.message)
+            ended = (1, "the training ended without an outcome")
+            raise run_failed(*(ended if outcome is None else (outcome.exit_code, outcome.message)))
         self._handle.finish(dataclasses.replace(state, epochs=self._epochs, outcome=outcome.status))
 
     # --------------------------------------------------------------------------------------------- the conversations
