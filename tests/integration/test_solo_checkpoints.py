@@ -245,6 +245,20 @@ def test_relative_stem_counts_from_the_folder_at_the_call(
     assert run(resume_from="ckpts/run.fdl", build=leave).join(LIMIT_S).epochs == EPOCHS
 
 
+def test_weights_that_the_script_saves_do_not_take_the_place_of_the_runs_checkpoint(
+    stem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(epoch: int, worker: flodl.Worker) -> None:
+        flodl.save_checkpoint(worker.model, stem)
+
+    run(save_path=stem, checkpoint_at_epoch=2, epoch_fn=save).join(LIMIT_S)
+
+    assert find(stem).meta.point.position.epoch == EPOCHS
+    told = [line for line in capsys.readouterr().err.splitlines() if "CheckpointError: " in line]
+    assert len(told) >= EPOCHS
+    assert told[0].endswith(f"{stem}.fdl is where this run saves its checkpoints (save_path); choose another name")
+
+
 def test_nothing_left_to_do_trains_nothing(
     stem: Path, complete: flodl.TrainedState, capsys: pytest.CaptureFixture[str]
 ) -> None:
