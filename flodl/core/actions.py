@@ -110,6 +110,13 @@ class ReceiveState:
 
 
 @dataclass(frozen=True, slots=True)
+class TryPlace:
+    """Find out whether a checkpoint can be written at ``stem``, and leave nothing behind; PlaceTried follows."""
+
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSave:
     """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes.
 
@@ -206,6 +213,7 @@ JobAction: TypeAlias = (
     | CloseReduction
     | ResetStore
     | ReceiveState
+    | TryPlace
     | OpenSave
     | DropSave
     | ReadBundle

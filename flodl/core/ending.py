@@ -61,6 +61,11 @@ class Ending:
         """One sentence for a person."""
         return self._message
 
+    @property
+    def exit_code(self) -> int:
+        """As far as it is known by now."""
+        return self._exit_code
+
     def tolerate(self, failure: Failure) -> None:
         """A loss that the run survives."""
         self.losses.append(failure)

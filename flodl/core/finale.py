@@ -145,7 +145,8 @@ class Finale:
         if self.is_head_told or not self._has_head:
             return []
         self.is_head_told = True
-        return [SendHead(RunEnded(self._ending.status, self._ending.message, self._state_path, self.epochs))]
+        ending = self._ending
+        return [SendHead(RunEnded(ending.status, ending.message, self._state_path, self.epochs, ending.exit_code))]
 
     def _reason(self) -> str:
         return self._ending.message or "training is complete"

@@ -1,9 +1,9 @@
 """JobCore: the controller's half of every conversation, and the only core that sees all others.
 
 Purpose: one run from the opening of the join window to its outcome. Phases: *waiting* for hosts → *staging* (ranks
-start and build their models) → *loading* (only where the run goes on from a checkpoint) → *forming* (group, first
-version) → *training* → *finishing* (last evaluations, the last checkpoint, the state goes to the head) → *ending*
-(ranks, head and hosts leave) → *ended*.
+start and build their models; the place of the checkpoints is tried) → *loading* (only where the run goes on from a
+checkpoint) → *forming* (group, first version) → *training* → *finishing* (last evaluations, the last checkpoint, the
+state goes to the head) → *ending* (ranks, head and hosts leave) → *ended*.
 Invariants: every event in every phase is handled or noted; a rank that is dead or finished changes nothing any more and
 is told so; time in which we did not run ourselves counts against nobody; one loss is one cascade inside one ``handle``;
 an outcome, once decided, only gets its exit code corrected.
@@ -37,6 +37,7 @@ from flodl.core.events import (
     HostFailed,
     HostSaid,
     JobEvent,
+    PlaceTried,
     SaveSettled,
     Stalled,
     StateStored,
@@ -48,9 +49,11 @@ from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
+from flodl.core.place import Place
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
+from flodl.core.saving import never_due
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
 from flodl.core.window import JoinSettings, Verdict
@@ -132,6 +135,7 @@ class JobCore:
         grace_s = settings.liveness.startup_s
         self.startup = Startup(settings.join, grace_s, self.membership, self.liveness, opened_s)
         self.growth = Growth(self.membership, self.liveness, self._transfers)
+        self.place = Place()
         self.resume: Resume | None = None
         self.training: Training | None = None
         self.beats: dict[RankId, RankBeat] = {}
@@ -169,6 +173,9 @@ class JobCore:
             case StateStored():
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
+            case PlaceTried():
+                self.place.on_tried(event)
+                actions = []
             case SaveSettled():
                 actions = [] if self.training is None else self._on_settled(self.training, event, now_s)
             case BundleRead():
@@ -189,7 +196,7 @@ class JobCore:
         if self.phase is not Phase.ENDING:
             candidates.append(self.liveness.next_deadline_s())
         if self.phase in (Phase.WAITING, Phase.STAGING):
-            candidates.append(self.startup.next_deadline_s())
+            candidates += [self.startup.next_deadline_s(), self.place.next_deadline_s()]
         if self.resume is not None and self.phase is Phase.LOADING:
             candidates.append(self.resume.next_deadline_s())
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
@@ -359,10 +366,10 @@ class JobCore:
                 saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
                 return saving + self.finale.on_state_sent(host, message)
             case StateLoaded():
-                if self.phase is Phase.LOADING and self.resume is not None:
-                    self.resume.on_loaded(message)
                 self.growth.on_loaded(message)
-                return []
+                if self.phase is not Phase.LOADING or self.resume is None:
+                    return []
+                return self.resume.on_loaded(message)
             case StoreRequest():
                 return []  # the shell's business: rendezvous
             case _:
@@ -704,7 +711,13 @@ class JobCore:
         reason = startup.disagreement()
         if reason:
             return self._refuse(reason, now_s)
-        settings = startup.settings
+        settings, place = startup.settings, self.place
+        actions = place.ask(settings.checkpoint.save_path, now_s)
+        place.tick(now_s)
+        if place.refusal:
+            return self._refuse(place.refusal, now_s, end.EXIT_CHECKPOINT)
+        if not place.is_sound:
+            return actions
         if not settings.checkpoint.resume_from:
             return self._admit(settings, None, now_s)
         self.phase = Phase.LOADING
@@ -715,14 +728,17 @@ class JobCore:
         return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", exit_code, 0), reason, now_s)
 
     def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
-        resume.tick(now_s)
+        actions = resume.tick(now_s)
         if resume.refusal:
             return self._refuse(resume.refusal, now_s, end.EXIT_CHECKPOINT)
-        return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
+        return actions + (self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else [])
 
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
+        warning = never_due(settings.checkpoint, settings.num_epochs * settings.epoch_splits)
+        if warning:
+            actions.append(Record("checkpoint_never_due", Severity.WARNING, warning, {}))
         first = self.startup.ready[self.membership.live[0]]
         self._losses.begin(len(self.membership.live))
         self.phase = Phase.FORMING

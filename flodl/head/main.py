@@ -24,7 +24,7 @@ import torch
 from flodl.config.address import split_address
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.guards import ConvergenceGuard
-from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageError
+from flodl.errors import ConfigError, FlodlError, PeerLost, UsageError, run_failed
 from flodl.head.guard import GuardDesk
 from flodl.messages import (
     EpochReport,
@@ -153,7 +153,8 @@ class _Head:
 
     def _end(self, ended: RunEnded) -> None:
         if ended.outcome == "failed" or not ended.state_path:
-            self._fail(RankFailed(ended.message or f"the run {ended.outcome} without a trained state"))
+            message = ended.message or f"the run {ended.outcome} without a trained state"
+            self._fail(run_failed(ended.exit_code, message), is_headline=ROLE_VARIABLE in os.environ)
             return
         state = load_state(ended.state_path, ended.outcome)
         self._handle.finish(dataclasses.replace(state, epochs=ended.epochs))
@@ -177,24 +178,25 @@ class _Head:
             text = "".join(traceback.format_exception(error))
             self._stream.send(HeadError(f"{type(error).__name__}: {error}", text))
 
-    def _fail(self, error: Exception) -> None:
-        """``join()`` raises it; uncaught, it is one line: the script did nothing wrong here."""
+    def _fail(self, error: Exception, is_headline: bool = False) -> None:
+        """``join()`` raises it; uncaught, it is one line: the script did nothing wrong here. ``is_headline``: what
+        ``fdl launch`` ends with says it too, and here the log alone repeats it.
+        """
         if isinstance(error, FlodlError):
-            _print_without_traceback(error)
+            _print_without_traceback(error, MARK if is_headline else "")
         self._handle.fail(error)
 
 
-def _print_without_traceback(quiet: FlodlError) -> None:
-    """Under ``fdl launch`` the failure of the run is its own headline: there the log alone repeats it."""
+def _print_without_traceback(quiet: FlodlError, mark: str) -> None:
     show = sys.excepthook
-    mark = MARK if isinstance(quiet, RankFailed) and ROLE_VARIABLE in os.environ else ""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is quiet:
-            words = f"flodl: {printable(str(error))}"
-            sys.stderr.write("".join(f"{mark}{line}\n" for line in words.splitlines()))
-        else:
+        if error is not quiet:
             show(kind, error, trace)
+            return
+        words = f"flodl: {printable(str(error))}"
+        sys.stderr.write("".join(f"{mark}{line}\n" for line in words.splitlines()))
+        raise SystemExit(quiet.exit_code)  # from a hook the interpreter takes it, and atexit handlers run
 
     sys.excepthook = hook
 

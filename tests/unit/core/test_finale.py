@@ -89,7 +89,7 @@ def test_state_that_cannot_be_sent_or_stored_fails_the_run() -> None:
             stage.finale.on_state_stored("", "full")
         assert not stage.is_collecting()
         assert (stage.ending.status, stage.ending.message) == ("failed", f"the final state {error}")
-        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", "", 0))
+        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", "", 0, 1))
 
 
 def test_state_is_not_wanted_without_a_head_or_after_its_end() -> None:
@@ -159,7 +159,7 @@ def test_stop_of_everything_ends_the_head_too_and_tells_it_once() -> None:
     stage.ending.stop(130, "stopped by ctrl-c")
     assert stage.finale.stop_all(["a"], NOW_S, 0.0) == [
         SendHost("a", StopHost("stopped by ctrl-c", 0.0)),
-        SendHead(RunEnded("stopped", "stopped by ctrl-c", "", 0)),
+        SendHead(RunEnded("stopped", "stopped by ctrl-c", "", 0, 130)),
         StopHead(0.0),
     ]
     assert stage.finale.release_hosts(["a"], NOW_S) == []

@@ -426,7 +426,7 @@ def test_exception_is_the_headline_and_its_process_gives_the_code() -> None:
     assert cohort.outcome.message == "rank 1 failed: KeyError: 'label'"
     assert cohort.outcome.failure is not None
     assert cohort.outcome.failure.traceback == "Traceback …"
-    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state", 0)]
+    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state", 0, 7)]
 
 
 def test_exception_while_ranks_come_up_ends_the_run_without_a_round() -> None:
@@ -533,7 +533,7 @@ def test_stop_merges_a_last_round_and_second_thoughts_change_nothing() -> None:
     cohort.stop(exit_code=130)
     cohort.release(WindowDone)
     assert ending_of(cohort) == ("stopped", 143)
-    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state", 0)]
+    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state", 0, 143)]
 
 
 def test_last_round_of_a_stop_has_the_stop_grace() -> None:
