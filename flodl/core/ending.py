@@ -8,6 +8,7 @@ the controller heard of things. docs/operations.md has the table of exit codes.
 from dataclasses import replace
 
 from flodl.core.actions import Failure, Outcome
+from flodl.ids import HostName, RankId
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -28,6 +29,11 @@ KIND_REFUSED = "refused"
 KIND_DISSENT = "another consensus"
 KIND_STALL = "stall"
 KIND_STATE = "final state"
+
+
+def loss(kind: str, host: HostName, rank: RankId, error: str) -> Failure:
+    """Something that no process has died of by itself; where it ends the run, too few ranks are left of it."""
+    return Failure(kind, host, rank, error, "", EXIT_TOO_FEW_RANKS, 0)
 
 
 def process_exit_code(code: int, signal: int) -> int:

@@ -86,7 +86,7 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
         found.append(
             {
                 "host": name,
-                "state": "draining" if state == Pulse.ALIVE and core.is_draining(name) else state,
+                "state": "draining" if state == Pulse.ALIVE and core.leaving.is_draining(name) else state,
                 "ranks": list(core.membership.on_host(name)),
                 "age_s": core.liveness.silence_s(name, core.running_s(now_s)),
                 "address": "" if hello is None else hello.address,
