@@ -98,21 +98,16 @@ class HeadProcess:
             self._script = self._tree.first_child()
         return self._script
 
-    async def watch(self, grace_s: float) -> str:
-        """Wait for its end; end it when its script has been frozen for ``grace_s``.
-
-        Returns:
-            What was done, for the event log; empty when it has left by itself.
-        """
+    async def watch(self, grace_s: float, tell: Callable[[str], None]) -> None:
+        """Wait for its end; end it when its script has been frozen for ``grace_s``, and ``tell`` so before."""
         if self._tree is None:
-            return ""
+            return
         standing = _Standing(grace_s)
         while self._tree.exit_status is None:
             if standing.is_over(self.script):
+                tell(standing.words(self.script))
                 await self.kill()
-                return standing.words(self.script)
             await _ended_within(self._tree, LOOK_S)
-        return ""
 
     def disconnected(self) -> None:
         """Its connection has ended, which says nothing: its process is our child and tells by its end."""
@@ -194,16 +189,15 @@ class PromotedHead:
         """The script's process; None when it has left."""
         return self._identity
 
-    async def watch(self, grace_s: float) -> str:
+    async def watch(self, grace_s: float, tell: Callable[[str], None]) -> None:
         """As for the other kind of head, but one that stands still is only not waited for."""
         standing = _Standing(grace_s)
         while not self._has_left.is_set():
             if standing.is_over(self.script):
+                tell(standing.words(self.script))
                 self._has_left.set()
-                return standing.words(self.script)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._has_left.wait(), LOOK_S)
-        return ""
 
     async def kill(self) -> None:
         """Nothing: the script, with all that it started, is its user's."""

@@ -343,7 +343,7 @@ class Controller:
             case act.StopHead(grace_s):
                 self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
             case act.WatchHead(grace_s):
-                self._spawn(self._watch_head(grace_s))
+                self._spawn(self._head.watch(grace_s, self._note_frozen_head))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):
@@ -382,10 +382,8 @@ class Controller:
         if self._head_stream is not None:
             self._head_stream.send(message)
 
-    async def _watch_head(self, grace_s: float) -> None:
-        detail = await self._head.watch(grace_s)
-        if detail:
-            self._events.add(act.Record("head_frozen", act.Severity.WARNING, detail, {}))
+    def _note_frozen_head(self, detail: str) -> None:
+        self._events.add(act.Record("head_frozen", act.Severity.WARNING, detail, {}))
 
     def _versions(self, host: HostName) -> dict[str, str]:
         """What a checkpoint is made with there, for its meta file."""
