@@ -65,22 +65,22 @@ class JoinRefused(FlodlError):
     exit_code: ClassVar[int] = 4
 
 
-class TooFewRanks(FlodlError):
-    """Too few ranks to start or to go on."""
-
-    exit_code: ClassVar[int] = 5
-
-
 class PeerLost(FlodlError):
     """A peer that we need is gone."""
 
 
 class RankFailed(FlodlError):
-    """A rank ended by its script's own error."""
+    """The run failed: a rank ended by its script's own error, or what the message says."""
+
+
+class TooFewRanks(RankFailed):
+    """Too few ranks to start or to go on, a round that stalled, or values that are not finite."""
+
+    exit_code: ClassVar[int] = 5
 
 
 class CheckpointError(FlodlError):
-    """A checkpoint cannot be used."""
+    """A checkpoint cannot be used, or not be written."""
 
     exit_code: ClassVar[int] = 6
 
@@ -95,3 +95,11 @@ class CoverageError(FlodlError):
 
 class InvariantViolation(FlodlError):
     """A core found itself in a state that must not exist: a bug in flodl."""
+
+
+def run_failed(exit_code: int, message: str) -> RankFailed | CheckpointError:
+    """What ``join()`` raises for a run that failed with ``exit_code``: alike with and without ``fdl``."""
+    kinds: dict[int, type[RankFailed] | type[CheckpointError]] = {
+        kind.exit_code: kind for kind in (TooFewRanks, CheckpointError)
+    }
+    return kinds.get(exit_code, RankFailed)(message)

@@ -11,12 +11,15 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.launch.waiting import whom
+from flodl.spec.words import printable
+
 DASH = "–"
 UNBOUNDED_COLUMNS: Final = 100_000
 """The width where nobody looks: no cell is cut or wrapped."""
 
 HOST_HEADER: Final = ("HOST", "STATE", "RANKS", "HEARD", "ADDRESS")
-RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
+RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
@@ -44,6 +47,8 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     lines = [f"run {state.get('run_id', '')} ({name})  {_phase(state)}"]
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
+    lines += [message] if (message := _message(state)) else []
+    lines += [f"waiting for {awaited}"] if (awaited := _awaited(state)) else []
     lines += ["  ".join(shown)] if shown else []
     lines += [line for line in (_progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
@@ -90,6 +95,18 @@ def _phase(state: Mapping[str, Any]) -> str:
     return str(state.get("phase", "unknown"))
 
 
+def _message(state: Mapping[str, Any]) -> str:
+    """Why the run ends or has ended; empty while it goes on."""
+    outcome = state.get("outcome")
+    words = (outcome if isinstance(outcome, dict) else state).get("message")
+    return printable(str(words or ""))
+
+
+def _awaited(state: Mapping[str, Any]) -> str:
+    is_over = isinstance(state.get("outcome"), dict) or "vanished" in state
+    return "" if is_over else whom(state)
+
+
 def _progress(state: Mapping[str, Any]) -> str:
     epochs, epoch = state.get("num_epochs"), state.get("epoch")
     if not isinstance(epochs, int) or not isinstance(epoch, int) or not epochs:
@@ -132,6 +149,7 @@ def _rank_row(rank: Mapping[str, Any]) -> tuple[str, ...]:
         str(rank.get("rank", "")),
         str(rank.get("host", "")),
         str(rank.get("device") or DASH),
+        number(rank.get("pid")),
         str(rank.get("state", "")),
         number(rank.get("steps")),
         f"{rate:.4g}/s" if isinstance(rate, (int, float)) else DASH,

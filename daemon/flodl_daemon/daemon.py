@@ -220,7 +220,7 @@ class Daemon:
             await asyncio.sleep(SWEEP_S)
             pids = {rank: process.pid for rank, process in self._ranks.items() if process.pid is not None}
             reaper.sweep(pids.values())
-            self._core.update_memory({rank: size for rank, pid in pids.items() if (size := _rss_bytes(pid))})
+            self._core.update_processes({r: (pid, size) for r, pid in pids.items() if (size := _rss_bytes(pid))})
 
     # ------------------------------------------------------------------------------------------------------ actions
     def _execute(self, action: act.HostAction) -> None:

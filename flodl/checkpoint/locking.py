@@ -1,7 +1,9 @@
 """One writer at a time for a stem: a lock on the small file ``<stem>.fdl.lock``, which goes with its holder.
 
 The system gives the lock up when the process ends, however that comes; a file without a lock is what a killed process
-has left, and the next writer takes it over. On a disk that knows no locks nobody is kept out.
+has left, and the next writer takes it over. A process that is forked from the holder, such as a loader's worker, gets
+the descriptor, and would keep the lock for as long as it lives: it closes it at once, and holds nothing. On a disk that
+knows no locks nobody is kept out.
 """
 
 import errno
@@ -9,6 +11,7 @@ import fcntl
 import os
 import socket
 import stat
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +26,8 @@ ATTEMPTS: Final = 10
 MAX_HOLDER_BYTES: Final = 300
 
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_held: "weakref.WeakSet[StemLock]" = weakref.WeakSet()
 
 
 class StemLock:
@@ -60,6 +65,7 @@ class StemLock:
             try:
                 if self._is_taken(fd):
                     self._fd, fd = fd, -1
+                    _held.add(self)
                     return
             finally:
                 if fd >= 0:
@@ -74,9 +80,15 @@ class StemLock:
             if _is_at(self._path, self._fd):
                 os.unlink(self._path)
         with suppress(OSError):
-            fcntl.flock(self._fd, fcntl.LOCK_UN)  # a forked process may have the descriptor too
-        os.close(self._fd)
-        self._fd = -1
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # whoever was forked by C code has the descriptor too
+        self.forsake()
+
+    def forsake(self) -> None:
+        """In a forked process: the lock, and its file, are the holder's alone."""
+        _held.discard(self)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
     def _open(self, access: int) -> int:
         try:
@@ -121,6 +133,14 @@ class StemLock:
             finally:
                 os.close(writable)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _forsake_all() -> None:
+    for lock in list(_held):
+        lock.forsake()
+
+
+os.register_at_fork(after_in_child=_forsake_all)
 
 
 def _is_at(path: Path, fd: int) -> bool:

@@ -37,7 +37,7 @@ _REMEDIES: Final = {
     errno.EROFS: "it is mounted read-only: save elsewhere",
     errno.EACCES: "you may not write there: save to a folder of your own",
     errno.EPERM: "you may not write there: save to a folder of your own",
-    errno.ENOENT: "the folder does not exist any more: create it again",
+    errno.ENOENT: "the folder is not there, or not any more: create it, or save elsewhere",
     errno.EEXIST: "a folder on the way there is a file: save elsewhere",
     errno.ENAMETOOLONG: "take a shorter one",
     errno.ENOTDIR: "a folder on the way there is a file: save elsewhere",
@@ -89,9 +89,9 @@ class BundleWriter:
             with self._in_words():
                 self._stem.folder.mkdir(parents=True, exist_ok=True)
                 self._lock.acquire()
-                _refuse_special(self._stem)
+                refuse_special(self._stem)
                 sweep(self._stem)
-                _refuse_foreign(self._stem)
+                refuse_foreign(self._stem)
         except BaseException:
             self._release()
             raise
@@ -255,8 +255,13 @@ def _unsettle(stem: Stem, kept: Container[str]) -> None:
             os.rename(stem.plain(part.suffix), stem.staged(meta.save_id, part.suffix))
 
 
-def _refuse_special(stem: Stem) -> None:
-    """Renaming would replace a link and leave the file that it names as it was, and fail on a folder too late."""
+def refuse_special(stem: Stem) -> None:
+    """Renaming would replace a link and leave the file that it names as it was, and fail on a folder too late.
+
+    Raises:
+        CheckpointError: naming what lies in the place of a file of the bundle.
+        OSError: it cannot be seen.
+    """
     for path in (stem.meta, *(stem.plain(suffix) for suffix in (MODEL_SUFFIX, *OPTIONAL_SUFFIXES))):
         if path.is_symlink():
             raise CheckpointError(f"{path} is a symbolic link to {os.readlink(path)}; save to that place itself")
@@ -265,8 +270,12 @@ def _refuse_special(stem: Stem) -> None:
             raise CheckpointError(f"{path} is {kind}; move it, or take another save_path")
 
 
-def _refuse_foreign(stem: Stem) -> None:
-    """Weights without a meta file are of no save of ours: the meta file comes first and goes last."""
+def refuse_foreign(stem: Stem) -> None:
+    """Weights without a meta file are of no save of ours: the meta file comes first and goes last.
+
+    Raises:
+        CheckpointError: there are some.
+    """
     path = stem.plain(MODEL_SUFFIX)
     if os.path.lexists(path) and not os.path.lexists(stem.meta):
         raise CheckpointError(

@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -17,10 +18,16 @@ from flodl.core.events import HeadExited, JobEvent
 from flodl.errors import DeadlineExceeded
 from flodl.launch.plan import RunSpec
 from flodl.monitor.log_store import HEAD, LogStore
-from flodl.runtime.processes import ProcessTree
+from flodl.runtime.processes import ProcessId, ProcessTree
 
 PARENT_GONE_GRACE_S: Final = 5.0
 PIPE_BYTES: Final = 64 * 1024
+
+LOOK_S: Final = 0.5
+"""Between two looks at a head that may be frozen."""
+
+TOLD_S: Final = 2.0
+"""A head that has been told how the run ended leaves by itself, mostly at once; only then it gets a signal."""
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +39,7 @@ class HeadProcess:
         """``address`` is ``host:port`` of this controller."""
         self._spec, self._address, self._token_path, self._logs = spec, address, token_path, logs
         self._tree: ProcessTree | None = None
+        self._script: ProcessId | None = None
         self._offsets = {"stdout": 0, "stderr": 0}
 
     async def live(self, post: Callable[[JobEvent], None]) -> None:
@@ -64,13 +72,17 @@ class HeadProcess:
             for pipe in pipes:
                 pipe.cancel()
 
-    async def stop(self, grace_s: float) -> None:
-        """SIGTERM to the script, ``grace_s``, then SIGKILL to its tree."""
-        if self._tree is None:
-            return
-        self._tree.terminate()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._tree.wait(), grace_s)
+    async def stop(self, grace_s: float, *, is_told: bool) -> None:
+        """SIGTERM to the script, ``grace_s``, then SIGKILL to its tree; without a grace SIGKILL alone.
+
+        ``is_told``: it was sent how the run ended, and would take a signal on its way for somebody else's wish.
+        """
+        tree = self._tree
+        if tree is not None and grace_s > 0:
+            if is_told:
+                await _ended_within(tree, min(TOLD_S, grace_s))
+            tree.terminate()
+            await _ended_within(tree, grace_s)
         await self.kill()
 
     async def kill(self) -> None:
@@ -78,6 +90,24 @@ class HeadProcess:
         if self._tree is not None:
             with contextlib.suppress(DeadlineExceeded):
                 await self._tree.kill_tree()
+
+    @property
+    def script(self) -> ProcessId | None:
+        """The script's own process, below its warden; None before it is there."""
+        if self._script is None and self._tree is not None and self._tree.exit_status is None:
+            self._script = self._tree.first_child()
+        return self._script
+
+    async def watch(self, grace_s: float, tell: Callable[[str], None]) -> None:
+        """Wait for its end; end it when its script has been frozen for ``grace_s``, and ``tell`` so before."""
+        if self._tree is None:
+            return
+        standing = _Standing(grace_s)
+        while self._tree.exit_status is None:
+            if standing.is_over(self.script):
+                tell(standing.words(self.script))
+                await self.kill()
+            await _ended_within(self._tree, LOOK_S)
 
     def disconnected(self) -> None:
         """Its connection has ended, which says nothing: its process is our child and tells by its end."""
@@ -134,6 +164,7 @@ class PromotedHead:
     def __init__(self, pid: int, is_told: Callable[[], bool]) -> None:
         """``is_told``: whether the head knows how the run ended; one that leaves before has failed."""
         self._pid, self._is_told = pid, is_told
+        self._identity = ProcessId.of(pid)
         self._has_left = asyncio.Event()
 
     async def live(self, post: Callable[[JobEvent], None]) -> None:
@@ -152,11 +183,26 @@ class PromotedHead:
             loop.remove_reader(fd)
             os.close(fd)
 
-    async def stop(self, grace_s: float) -> None:
-        """Give it ``grace_s`` to leave by itself."""
+    async def stop(self, grace_s: float, *, is_told: bool) -> None:
+        """Give it ``grace_s`` to leave by itself, whether it ``is_told`` or not."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._has_left.wait(), grace_s)
         self._has_left.set()
+
+    @property
+    def script(self) -> ProcessId | None:
+        """The script's process; None when it has left."""
+        return self._identity
+
+    async def watch(self, grace_s: float, tell: Callable[[str], None]) -> None:
+        """As for the other kind of head, but one that stands still is only not waited for."""
+        standing = _Standing(grace_s)
+        while not self._has_left.is_set():
+            if standing.is_over(self.script):
+                tell(standing.words(self.script))
+                self._has_left.set()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._has_left.wait(), LOOK_S)
 
     async def kill(self) -> None:
         """Nothing: the script, with all that it started, is its user's."""
@@ -164,3 +210,30 @@ class PromotedHead:
     def disconnected(self) -> None:
         """Its connection has ended: the run is of no more interest to it."""
         self._has_left.set()
+
+
+class _Standing:
+    """How long a script has been frozen without a break."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since_s: float | None = None
+
+    def is_over(self, script: ProcessId | None) -> bool:
+        """Whether ``script``, looked at now, has been frozen for the whole grace."""
+        if script is None or not script.is_frozen:
+            self._since_s = None
+            return False
+        now_s = time.monotonic()
+        self._since_s = now_s if self._since_s is None else self._since_s
+        return now_s - self._since_s >= self._grace_s
+
+    def words(self, script: ProcessId | None) -> str:
+        """What the event log says of it."""
+        pid = "" if script is None else f" (pid {script.pid})"
+        return f"the script in the head{pid} was frozen by a signal for {self._grace_s:g} s; it is not waited for"
+
+
+async def _ended_within(tree: ProcessTree, limit_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(tree.wait(), limit_s)

@@ -347,6 +347,8 @@ class Controller:
             case act.ReceiveState():
                 self._awaited = action
                 self._deliver_state()
+            case act.TryPlace(stem):
+                self._saves.try_place(stem)
             case act.OpenSave(_, host):
                 self._saves.open(action, self._versions(host))
             case act.DropSave(transfer):
@@ -356,7 +358,9 @@ class Controller:
             case act.SendBundle(transfer, hosts):
                 self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
-                self._spawn(self._head.stop(grace_s))
+                self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
+            case act.WatchHead(grace_s):
+                self._spawn(self._head.watch(grace_s, self._note_frozen_head))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):
@@ -394,6 +398,9 @@ class Controller:
     def _send_head(self, message: ToHead) -> None:
         if self._head_stream is not None:
             self._head_stream.send(message)
+
+    def _note_frozen_head(self, detail: str) -> None:
+        self._events.add(act.Record("head_frozen", act.Severity.WARNING, detail, {}))
 
     def _versions(self, host: HostName) -> dict[str, str]:
         """What a checkpoint is made with there, for its meta file."""
@@ -462,8 +469,15 @@ class Controller:
         outcome = None if self._outcome is None else dataclasses.asdict(self._outcome)
         if outcome is not None:
             view["phase"] = {"completed": "done"}.get(outcome["status"], outcome["status"])
-        named = {"run_id": self._spec.run_id, "name": self._spec.name, **view, "outcome": outcome}
-        return dict(strict(named))
+        named = {"run_id": self._spec.run_id, "name": self._spec.name, **view, "head": self._view_of_head()}
+        return dict(strict({**named, "outcome": outcome}))
+
+    def _view_of_head(self) -> dict[str, Any] | None:
+        script = self._head.script
+        if script is None:
+            return None
+        state = "frozen" if script.is_frozen else "alive" if script.is_alive else "gone"
+        return {"pid": script.pid, "state": state}
 
     async def _expire_rendezvous(self) -> None:
         while True:

@@ -19,12 +19,13 @@ from typing import Final
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
 from flodl.checkpoint.keeping import keep
 from flodl.checkpoint.locking import StemLock
+from flodl.checkpoint.place import check_place
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.controller.bulk import BulkHub
 from flodl.controller.states import Arrived
 from flodl.core.actions import OpenSave
-from flodl.core.events import BundleRead, SaveSettled
+from flodl.core.events import BundleRead, PlaceTried, SaveSettled
 from flodl.core.saving import HANDOVER_STEM
 from flodl.errors import CheckpointError
 from flodl.ids import HostName
@@ -63,7 +64,7 @@ class Saves:
     """See the module docstring. Call it from one thread; ``post`` is called from others."""
 
     def __init__(
-        self, hub: BulkHub, cwd: str, own_folder: Path, post: Callable[[SaveSettled | BundleRead], None]
+        self, hub: BulkHub, cwd: str, own_folder: Path, post: Callable[[PlaceTried | SaveSettled | BundleRead], None]
     ) -> None:
         """``cwd``: where relative stems count from. ``own_folder``: where versions lie that are handed over; they are
         gone at the end.
@@ -75,6 +76,10 @@ class Saves:
         self._bundle_fd = -1
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def try_place(self, stem: str) -> None:
+        """Find out whether a checkpoint can be written at ``stem``; PlaceTried follows."""
+        self._submit(lambda: self._try_place(stem))
 
     def open(self, order: OpenSave, versions: Mapping[str, str]) -> None:
         """Make the state that will come the checkpoint at the order's stem; SaveSettled follows.
@@ -131,6 +136,16 @@ class Saves:
         for path in (self._handover.meta, self._handover.plain(MODEL_SUFFIX)):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+
+    def _try_place(self, stem: str) -> None:
+        try:
+            check_place(self._stem(stem))
+        except Exception as error:  # noqa: BLE001  # the run ends and says why
+            if not isinstance(error, CheckpointError):
+                _log.error("place not tried: stem=%s", stem, exc_info=error)
+            self._post(PlaceTried(str(error)))
+        else:
+            self._post(PlaceTried(""))
 
     def _open(self, save: _Save) -> None:
         if save.is_dropped:

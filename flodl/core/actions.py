@@ -110,6 +110,13 @@ class ReceiveState:
 
 
 @dataclass(frozen=True, slots=True)
+class TryPlace:
+    """Find out whether a checkpoint can be written at ``stem``, and leave nothing behind; PlaceTried follows."""
+
+    stem: str
+
+
+@dataclass(frozen=True, slots=True)
 class OpenSave:
     """A whole state will come from ``host`` as ``transfer``: make it the checkpoint at ``stem``; SaveSettled comes.
 
@@ -149,6 +156,15 @@ class SendBundle:
 @dataclass(frozen=True, slots=True)
 class StopHead:
     """End the head's process tree: SIGTERM, ``grace_s``, SIGKILL."""
+
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHead:
+    """Nothing but the head is left of a run that has been stopped: a script that works is waited for, one that a signal
+    has frozen is ended after ``grace_s``.
+    """
 
     grace_s: float
 
@@ -197,11 +213,13 @@ JobAction: TypeAlias = (
     | CloseReduction
     | ResetStore
     | ReceiveState
+    | TryPlace
     | OpenSave
     | DropSave
     | ReadBundle
     | SendBundle
     | StopHead
+    | WatchHead
     | EndRun
 )
 

@@ -8,6 +8,7 @@ the controller heard of things. docs/operations.md has the table of exit codes.
 from dataclasses import replace
 
 from flodl.core.actions import Failure, Outcome
+from flodl.ids import HostName, RankId
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -28,6 +29,11 @@ KIND_REFUSED = "refused"
 KIND_DISSENT = "another consensus"
 KIND_STALL = "stall"
 KIND_STATE = "final state"
+
+
+def loss(kind: str, host: HostName, rank: RankId, error: str) -> Failure:
+    """Something that no process has died of by itself; where it ends the run, too few ranks are left of it."""
+    return Failure(kind, host, rank, error, "", EXIT_TOO_FEW_RANKS, 0)
 
 
 def process_exit_code(code: int, signal: int) -> int:
@@ -61,9 +67,21 @@ class Ending:
         """One sentence for a person."""
         return self._message
 
+    @property
+    def exit_code(self) -> int:
+        """As far as it is known by now."""
+        return self._exit_code
+
     def tolerate(self, failure: Failure) -> None:
         """A loss that the run survives."""
         self.losses.append(failure)
+
+    def exhausted(self, failure: Failure) -> Failure:
+        """``failure`` leaves too few ranks. A signal is the root cause, and gives its code, where it is the only loss;
+        behind others it is the last of several, none of which alone has ended the run.
+        """
+        is_one_of_several = failure.kind == KIND_SIGNAL and bool(self.losses)
+        return replace(failure, exit_code=EXIT_TOO_FEW_RANKS) if is_one_of_several else failure
 
     def stop(self, exit_code: int, message: str) -> None:
         """The run stops in order, on someone's word or because too little is left of it."""

@@ -93,6 +93,13 @@ class StateStored:
 
 
 @dataclass(frozen=True, slots=True)
+class PlaceTried:
+    """A checkpoint can be written where ``TryPlace`` said, or not (``error``)."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class SaveSettled:
     """The save of ``transfer`` is committed: the checkpoint at ``path`` is complete; or it could not be (``error``).
 
@@ -125,6 +132,7 @@ JobEvent: TypeAlias = (
     | StopAsked
     | DrainAsked
     | StateStored
+    | PlaceTried
     | SaveSettled
     | BundleRead
 )
@@ -319,10 +327,14 @@ class StateWritten:
 
 @dataclass(frozen=True, slots=True)
 class StateTaken:
-    """Model, optimizer and schedule are as the state of ``transfer`` says, or it does not fit (``error``)."""
+    """Model, optimizer and schedule are as the state of ``transfer`` says, or it does not fit (``error``).
+
+    ``warnings`` as in ``StateLoaded``.
+    """
 
     transfer: int
     error: str
+    warnings: tuple[str, ...] = ()
 
 
 RankEvent: TypeAlias = (

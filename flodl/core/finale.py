@@ -9,7 +9,7 @@ head's own code behind ``join()``. It does not decide how the run ended (``core.
 from collections.abc import Iterable, Iterator
 
 from flodl.core import ending as end
-from flodl.core.actions import Failure, JobAction, ReceiveState, SendHead, SendHost, StopHead
+from flodl.core.actions import Failure, JobAction, ReceiveState, SendHead, SendHost, StopHead, WatchHead
 from flodl.core.membership import Membership
 from flodl.core.training import Training
 from flodl.ids import HostName, RankId
@@ -42,6 +42,7 @@ class Finale:
         self._is_state_settled = not has_head
         self._state_path = ""
         self._are_hosts_told = False
+        self._is_head_watched = False
         self._deadline_s: float | None = None
 
     def next_deadline_s(self) -> float | None:
@@ -123,9 +124,17 @@ class Finale:
             return []
         return self._stop_hosts(hosts, now_s, self._stop_grace_s)
 
-    def await_head(self) -> None:
-        """No host is left: what the head does now takes as long as it takes."""
+    def await_head(self) -> list[JobAction]:
+        """No host is left: what the head does now takes as long as it takes, if it does anything."""
         self._deadline_s = None
+        return self.watch_head() if self._ending.is_decided else []
+
+    def watch_head(self) -> list[JobAction]:
+        """Somebody waits for the end: do not wait for a head that stands still."""
+        if self._is_head_watched or self.head_code is not None:
+            return []
+        self._is_head_watched = True
+        return [WatchHead(self._stop_grace_s)]
 
     def _stop_hosts(self, hosts: Iterable[HostName], now_s: float, grace_s: float) -> list[JobAction]:
         self._are_hosts_told = True
@@ -136,7 +145,8 @@ class Finale:
         if self.is_head_told or not self._has_head:
             return []
         self.is_head_told = True
-        return [SendHead(RunEnded(self._ending.status, self._ending.message, self._state_path, self.epochs))]
+        ending = self._ending
+        return [SendHead(RunEnded(ending.status, ending.message, self._state_path, self.epochs, ending.exit_code))]
 
     def _reason(self) -> str:
         return self._ending.message or "training is complete"

@@ -106,6 +106,7 @@ class _LocalRank:
     heard_s: float
     has_beaten: bool = False
     steps: int = 0
+    pid: int = 0
     rss_bytes: int = 0
     is_running: bool = True
     is_member: bool = False
@@ -309,11 +310,11 @@ class HostCore:
         exited = SendController(RankExited(event.rank, event.code, event.signal, by_us))
         return [exited, *self._reduce_slices(), *self._empty_inbox()]
 
-    def update_memory(self, rss_bytes: Mapping[RankId, int]) -> None:
-        """What the shell measured of the ranks' resident memory, for the next beat."""
-        for rank, size in rss_bytes.items():
+    def update_processes(self, measured: Mapping[RankId, tuple[int, int]]) -> None:
+        """What the shell measured of the ranks' processes, pid and resident memory in bytes, for the next beat."""
+        for rank, (pid, rss_bytes) in measured.items():
             if rank in self._ranks:
-                self._ranks[rank].rss_bytes = size
+                self._ranks[rank].pid, self._ranks[rank].rss_bytes = pid, rss_bytes
 
     # ------------------------------------------------------------------------------------------------------- states
     def _give_states(self) -> list[HostAction]:
@@ -422,7 +423,9 @@ class HostCore:
 
     def _beat(self, now_s: float) -> Beat:
         ranks = tuple(
-            RankBeat(rank, local.has_beaten, int((now_s - local.heard_s) * 1e3), local.steps, local.rss_bytes)
+            RankBeat(
+                rank, local.has_beaten, int((now_s - local.heard_s) * 1e3), local.steps, local.rss_bytes, local.pid
+            )
             for rank, local in self._ranks.items()
             if local.is_running
         )

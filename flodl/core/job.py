@@ -1,9 +1,9 @@
 """JobCore: the controller's half of every conversation, and the only core that sees all others.
 
 Purpose: one run from the opening of the join window to its outcome. Phases: *waiting* for hosts → *staging* (ranks
-start and build their models) → *loading* (only where the run goes on from a checkpoint) → *forming* (group, first
-version) → *training* → *finishing* (last evaluations, the last checkpoint, the state goes to the head) → *ending*
-(ranks, head and hosts leave) → *ended*.
+start and build their models; the place of the checkpoints is tried) → *loading* (only where the run goes on from a
+checkpoint) → *forming* (group, first version) → *training* → *finishing* (last evaluations, the last checkpoint, the
+state goes to the head) → *ending* (ranks, head and hosts leave) → *ended*.
 Invariants: every event in every phase is handled or noted; a rank that is dead or finished changes nothing any more and
 is told so; time in which we did not run ourselves counts against nobody; one loss is one cascade inside one ``handle``;
 an outcome, once decided, only gets its exit code corrected.
@@ -37,6 +37,7 @@ from flodl.core.events import (
     HostFailed,
     HostSaid,
     JobEvent,
+    PlaceTried,
     SaveSettled,
     Stalled,
     StateStored,
@@ -45,12 +46,15 @@ from flodl.core.events import (
 )
 from flodl.core.finale import Finale
 from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
+from flodl.core.leaving import Leaving
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
 from flodl.core.membership import Membership, RankStatus
+from flodl.core.place import Place
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
+from flodl.core.saving import never_due
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
 from flodl.core.window import JoinSettings, Verdict
@@ -84,7 +88,6 @@ from flodl.messages import (
     Settings,
     StateLoaded,
     StateSent,
-    StopHost,
     StopRequest,
     StopWanted,
     StoreRequest,
@@ -132,6 +135,7 @@ class JobCore:
         grace_s = settings.liveness.startup_s
         self.startup = Startup(settings.join, grace_s, self.membership, self.liveness, opened_s)
         self.growth = Growth(self.membership, self.liveness, self._transfers)
+        self.place = Place()
         self.resume: Resume | None = None
         self.training: Training | None = None
         self.beats: dict[RankId, RankBeat] = {}
@@ -139,8 +143,7 @@ class JobCore:
         self._settings = settings
         self._stalled_s = 0.0
         self._deadline_s: float | None = None
-        self._drained: dict[HostName, dict[RankId, None]] = {}
-        self._released: set[HostName] = set()
+        self.leaving = Leaving(self.membership, settings.stop_grace_s)
         self._losses = Losses()
 
     # ----------------------------------------------------------------------------------------------------- contract
@@ -169,6 +172,9 @@ class JobCore:
             case StateStored():
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
+            case PlaceTried():
+                self.place.on_tried(event)
+                actions = []
             case SaveSettled():
                 actions = [] if self.training is None else self._on_settled(self.training, event, now_s)
             case BundleRead():
@@ -189,7 +195,7 @@ class JobCore:
         if self.phase is not Phase.ENDING:
             candidates.append(self.liveness.next_deadline_s())
         if self.phase in (Phase.WAITING, Phase.STAGING):
-            candidates.append(self.startup.next_deadline_s())
+            candidates += [self.startup.next_deadline_s(), self.place.next_deadline_s()]
         if self.resume is not None and self.phase is Phase.LOADING:
             candidates.append(self.resume.next_deadline_s())
         if self.training is not None and self.phase in (Phase.FORMING, Phase.TRAINING):
@@ -298,14 +304,12 @@ class JobCore:
         actions: list[JobAction] = [DropHost(host, reason)]
         if self.phase is Phase.WAITING:
             self.startup.window.leave(host, reason)
-        is_let_go = self._drained.pop(host, None) is not None or host in self._released
-        self._released.discard(host)
-        if is_let_go and not self._alive(host):
+        if self.leaving.take(host) and not self._alive(host):
             return [*actions, Record("host_left", Severity.INFO, f"{host} has left the run", {"host": host})]
         if self.phase is not Phase.ENDING:
             actions.append(Record("host_lost", Severity.CRITICAL, f"{host}: {reason}", {"host": host}))
             ranks = self._alive(host)
-            actions += self._lose(ranks, Failure(end.KIND_HOST, host, -1, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
+            actions += self._lose(ranks, end.loss(end.KIND_HOST, host, -1, reason), now_s)
         if is_missed and host in self._settings.join.roster and self.phase is Phase.TRAINING and not self.refusal(host):
             actions.append(RestoreHost(host))
         return actions
@@ -332,7 +336,7 @@ class JobCore:
             return self._host_gone(change.host, f"silent for {change.silent_s:.1f} s", now_s, is_missed=True)
         host = self.membership[change.rank].host
         kill = SendHost(host, KillRank(change.rank, detail))
-        failure = Failure(end.KIND_SILENCE, host, change.rank, detail, "", end.EXIT_TOO_FEW_RANKS, 0)
+        failure = end.loss(end.KIND_SILENCE, host, change.rank, detail)
         return [kill, *self._lose((change.rank,), failure, now_s)]
 
     # -------------------------------------------------------------------------------------------------------- ranks
@@ -359,10 +363,10 @@ class JobCore:
                 saving = [] if self.training is None else self.training.saving.on_sent(message, now_s)
                 return saving + self.finale.on_state_sent(host, message)
             case StateLoaded():
-                if self.phase is Phase.LOADING and self.resume is not None:
-                    self.resume.on_loaded(message)
                 self.growth.on_loaded(message)
-                return []
+                if self.phase is not Phase.LOADING or self.resume is None:
+                    return []
+                return self.resume.on_loaded(message)
             case StoreRequest():
                 return []  # the shell's business: rendezvous
             case _:
@@ -402,7 +406,7 @@ class JobCore:
         except CoverageError as error:
             host = self.membership[message.rank].host
             reason = f"reported samples that it was not leased: {error}"
-            failure = Failure(end.KIND_REFUSED, host, message.rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            failure = end.loss(end.KIND_REFUSED, host, message.rank, reason)
             return [SendHost(host, KillRank(message.rank, reason)), *self._lose((message.rank,), failure, now_s)]
 
     def _on_ready(self, message: RankReady) -> list[JobAction]:
@@ -417,11 +421,8 @@ class JobCore:
         actions = sent_away(host, rank, reason)
         self.growth.lose((rank,))
         actions += self._bury_quietly(rank, reason)
-        stays = self._alive(host) or host in self._drained  # then it leaves in order
-        if stays:
-            return actions
-        self._released.add(host)
-        return [*actions, SendHost(host, StopHost(reason, 0.0))]
+        stays = self._alive(host) or self.leaving.is_draining(host)  # then it leaves in order
+        return actions if stays else actions + self.leaving.release(host, reason, is_urgent=True)
 
     def _on_finished(self, host: HostName, rank: RankId) -> list[JobAction]:
         """The answer to FinishRank; unasked it says nothing, the exit that follows does."""
@@ -429,24 +430,15 @@ class JobCore:
             self.membership.finish(rank)
         if self.membership[rank].status is RankStatus.FINISHED:
             self.liveness.forget_rank(rank)
-        return self._release_host(host, rank)
-
-    def _release_host(self, host: HostName, rank: RankId) -> list[JobAction]:
-        """A rank of a host that is drained has ended its work; with the last one the host may go."""
-        waiting = self._drained.get(host)
-        if not waiting or rank not in waiting:
-            return []
-        del waiting[rank]
-        return [] if waiting else [SendHost(host, StopHost("it is drained", self._settings.stop_grace_s))]
+        return self.leaving.end_rank(host, rank)
 
     def _release_guest(self, host: HostName) -> list[JobAction]:
         """A host outside the roster whose last rank is dead has nothing left to do here; it may join again."""
         is_guest = host in self.hosts and host not in self._settings.join.roster
-        is_leaving = self.ending.is_decided or host in self._drained or host in self._released
+        is_leaving = self.ending.is_decided or host in self.leaving
         if self.phase is not Phase.TRAINING or not is_guest or is_leaving or self._alive(host):
             return []
-        self._released.add(host)
-        return [SendHost(host, StopHost("its last rank is lost", self._settings.stop_grace_s))]
+        return self.leaving.release(host, "its last rank is lost")
 
     def _on_rank_error(self, host: HostName, message: RankError, now_s: float) -> list[JobAction]:
         failure = Failure(end.KIND_EXCEPTION, host, message.rank, message.error, message.traceback, 1, 0)
@@ -468,7 +460,7 @@ class JobCore:
             RankStatus.FINISHED,
             RankStatus.DEAD,
         ):
-            return self._bury_quietly(rank, "ended") + self._release_host(host, rank)
+            return self._bury_quietly(rank, "ended") + self.leaving.end_rank(host, rank)
         signalled = f"ended by signal {message.signal}"
         if rank in self.growth and self.phase is not Phase.ENDING:
             return self._send_away(rank, signalled if message.signal else f"exited with code {code}")
@@ -478,7 +470,7 @@ class JobCore:
             return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, "stopped with the run")
         if message.by_us:
             reason = "stopped by its daemon, which leaves the run"
-            return self._lose((rank,), Failure(end.KIND_HOST, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0), now_s)
+            return self._lose((rank,), end.loss(end.KIND_HOST, host, rank, reason), now_s)
         if message.signal:
             return self._lose((rank,), loss, now_s)
         error, code = (
@@ -541,7 +533,8 @@ class JobCore:
         least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
         if not left or (is_starting and len(left) < least):
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
-            return self._fail(failure, f"too few ranks to go on: {have}; {failure.error}", now_s)
+            message = f"too few ranks to go on: {have}; {failure.error}"
+            return self._fail(self.ending.exhausted(failure), message, now_s)
         self.ending.tolerate(failure)
         mode = next(iter(self.startup.ready.values())).settings.cadence.mode if self.startup.ready else None
         if len(left) == 1 and mode is not None and mode.is_collective and self.phase in (Phase.FORMING, Phase.TRAINING):
@@ -591,7 +584,8 @@ class JobCore:
             self.ending.stop(event.exit_code, f"aborted by {event.source}")
             return [note, *self._end(now_s, grace_s=0.0)]
         if self.phase is Phase.ENDING:
-            return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
+            known = Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})
+            return [known, *self.finale.watch_head()]
         message = f"stopped by {event.source}"
         return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
 
@@ -600,15 +594,13 @@ class JobCore:
         if refusal or self.training is None:
             return [Record("drain_refused", Severity.WARNING, refusal, {"host": event.host})]
         host, ranks = event.host, self._alive(event.host)
-        self._drained[host] = dict.fromkeys(ranks)
         named = f"rank {', '.join(map(str, ranks))} leave at the next commit"
         detail = f"{event.source} drains {host}: {named if ranks else 'no rank of it takes part; it leaves now'}"
         actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
-        if not ranks:
-            return [*actions, SendHost(host, StopHost("it is drained", self._settings.stop_grace_s))]
+        actions += self.leaving.drain(host, ranks)
         for rank in ranks:
             if rank in self.growth:
-                actions += self._send_away(rank, DRAINED) + self._release_host(host, rank)
+                actions += self._send_away(rank, DRAINED) + self.leaving.end_rank(host, rank)
         self.training.drain(rank for rank in ranks if rank in self.membership.live)
         return actions
 
@@ -616,19 +608,8 @@ class JobCore:
         """Why ``host`` may not be drained now; empty when it may."""
         if self.phase is not Phase.TRAINING:
             return f"the run is {self.phase}: a host is drained while it trains"
-        if host not in self.hosts:
-            return f"host {host} is not in the run; there are: {', '.join(self.hosts)}"
-        if host in self._drained:
-            return f"host {host} is being drained already"
-        left = [rank for rank in self.membership.live if self.membership[rank].host not in (host, *self._drained)]
         least = 2 if self.startup.agreed.settings.cadence.mode.is_collective else 1
-        if len(left) < least:
-            return f"without {host} only {len(left)} rank(s) would be left, and the mode needs {least}: use fdl stop"
-        return ""
-
-    def is_draining(self, host: HostName) -> bool:
-        """True from an accepted drain of ``host`` until it has left."""
-        return host in self._drained
+        return self.leaving.refusal(host, self.hosts, least)
 
     def _stop(self, exit_code: int, message: str, reason: SaveReason, now_s: float) -> list[JobAction]:
         self.ending.stop(exit_code, message)
@@ -702,7 +683,13 @@ class JobCore:
         reason = startup.disagreement()
         if reason:
             return self._refuse(reason, now_s)
-        settings = startup.settings
+        settings, place = startup.settings, self.place
+        actions = place.ask(settings.checkpoint.save_path, now_s)
+        place.tick(now_s)
+        if place.refusal:
+            return self._refuse(place.refusal, now_s, end.EXIT_CHECKPOINT)
+        if not place.is_sound:
+            return actions
         if not settings.checkpoint.resume_from:
             return self._admit(settings, None, now_s)
         self.phase = Phase.LOADING
@@ -713,14 +700,17 @@ class JobCore:
         return self._fail(Failure(end.KIND_REFUSED, "", -1, reason, "", exit_code, 0), reason, now_s)
 
     def _proceed_loading(self, resume: Resume, now_s: float) -> list[JobAction]:
-        resume.tick(now_s)
+        actions = resume.tick(now_s)
         if resume.refusal:
             return self._refuse(resume.refusal, now_s, end.EXIT_CHECKPOINT)
-        return self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else []
+        return actions + (self._admit(self.startup.settings, resume.point, now_s) if resume.is_loaded else [])
 
     def _admit(self, settings: Settings, start: ResumePoint | None, now_s: float) -> list[JobAction]:
         """Training begins, where ``start`` says or from the first sample."""
         actions = self.startup.admit(-1 if start is None else start.position.version - 1)
+        warning = never_due(settings.checkpoint, settings.num_epochs * settings.epoch_splits)
+        if warning:
+            actions.append(Record("checkpoint_never_due", Severity.WARNING, warning, {}))
         first = self.startup.ready[self.membership.live[0]]
         self._losses.begin(len(self.membership.live))
         self.phase = Phase.FORMING
@@ -751,7 +741,7 @@ class JobCore:
         if outcasts:
             return self._expel(outcasts, now_s)
         if training.state is TrainingState.STALLED:
-            failure = Failure(end.KIND_STALL, "", -1, training.stalled_reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            failure = end.loss(end.KIND_STALL, "", -1, training.stalled_reason)
             self.ending.fail(failure, training.stalled_reason)
             if not training.holds_consensus:
                 return self._end(now_s, self._settings.stop_grace_s)
@@ -770,7 +760,7 @@ class JobCore:
         actions: list[JobAction] = []
         for rank, reason in outcasts.items():
             host = self.membership[rank].host
-            failure = Failure(end.KIND_DISSENT, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            failure = end.loss(end.KIND_DISSENT, host, rank, reason)
             actions += [SendHost(host, KillRank(rank, reason)), *self._lose((rank,), failure, now_s)]
         return actions
 
@@ -784,7 +774,7 @@ class JobCore:
         for rank in laggards:
             host = self.membership[rank].host
             reason = f"still busy {self._settings.stop_grace_s:g} s after the stop"
-            failure = Failure(end.KIND_SILENCE, host, rank, reason, "", end.EXIT_TOO_FEW_RANKS, 0)
+            failure = end.loss(end.KIND_SILENCE, host, rank, reason)
             actions += [SendHost(host, KillRank(rank, reason)), *self._lose((rank,), failure, now_s)]
         return actions
 
@@ -809,7 +799,7 @@ class JobCore:
                 actions += self._host_gone(host, "did not stop in time", now_s)
         if self.hosts:
             return actions
-        self.finale.await_head()
+        actions += self.finale.await_head()
         if self.finale.head_code is None:
             return actions
         self.phase = Phase.ENDED

@@ -10,7 +10,9 @@ Transitions: free → leased (``lease``) → trained (``train``) → merged (``m
 leased and trained → free (``reclaim``); free → merged (``cover``): in an earlier run.
 
 Invariants: the four states partition the epoch's span exactly; at most one rank has a sample; a batch never crosses a
-grant; ``remaining_batches`` counts what the free list and the ranks still have to train.
+grant; ``remaining_batches`` counts what the free list and the ranks still have to train. Where a last batch of one
+sample joins the batch before it, none of one sample comes up later either, whatever is reclaimed: what goes back is
+whole batches, so the odd sample never comes without the batch that it has joined.
 
 Positions are those of the epoch's order; which sample a position names is the permutation's business. Nothing is
 kept per sample. Does not decide who gets how much.

@@ -192,8 +192,8 @@ class RankCore:
             case StateWritten(transfer, size_bytes, error):
                 self._return_to_work(now_s)
                 return [SendUp(StateSent(self.rank, transfer, size_bytes, error))]
-            case StateTaken(transfer, error):
-                return [SendUp(StateLoaded(self.rank, transfer, error))]
+            case StateTaken(transfer, error, warnings):
+                return [SendUp(StateLoaded(self.rank, transfer, error, warnings))]
             case Ticked():
                 return []
             case _:

@@ -13,6 +13,7 @@ from flodl.core.elche import ElCheState
 from flodl.core.events import BundleRead
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.position import CadenceState, ResumePoint
+from flodl.core.slowness import Slowness
 from flodl.ids import RankId
 from flodl.messages import LoadState, Settings, StateLoaded
 
@@ -33,6 +34,8 @@ class Resume:
         self._transfer = next(transfers)
         self._missing: dict[RankId, None] = {}
         self._deadline_s = now_s + LOAD_TIMEOUT_S
+        self._slowness = Slowness(now_s)
+        self._told: dict[str, None] = {}
 
     @property
     def is_loaded(self) -> bool:
@@ -44,15 +47,23 @@ class Resume:
         return [ReadBundle(self._settings.checkpoint.resume_from)]
 
     def next_deadline_s(self) -> float:
-        """When waiting ends."""
-        return self._deadline_s
+        """When waiting ends, or is told of."""
+        return min(self._deadline_s, self._slowness.next_s)
 
-    def tick(self, now_s: float) -> None:
-        """Whoever is not done by now holds up the run for good."""
-        if now_s < self._deadline_s or self.is_loaded:
-            return
+    def tick(self, now_s: float) -> list[JobAction]:
+        """Whoever is not done in time holds up the run for good; on the way there it is told of."""
+        if self.is_loaded:
+            return []
         who = f"rank {', '.join(map(str, self._missing))} has" if self._missing else "the controller has"
-        self.refusal = f"{who} not loaded {self._settings.checkpoint.resume_from} within {LOAD_TIMEOUT_S:g} s"
+        source = self._settings.checkpoint.resume_from
+        if now_s >= self._deadline_s:
+            self.refusal = f"{who} not loaded {source} within {LOAD_TIMEOUT_S:g} s"
+            return []
+        waited_s = self._slowness.take(now_s)
+        if waited_s is None:
+            return []
+        detail = f"{who} not loaded {source} after {waited_s:.0f} s: the disk, or the network, is slow or hangs"
+        return [Record("loading_slow", Severity.WARNING, detail, {"path": source})]
 
     def on_read(self, event: BundleRead, now_s: float) -> list[JobAction]:
         """It has been read, or cannot be."""
@@ -77,14 +88,17 @@ class Resume:
         loads = [SendHost(self._membership[rank].host, LoadState(rank, self._transfer)) for rank in ready]
         return [note, SendBundle(self._transfer, hosts), *loads]
 
-    def on_loaded(self, message: StateLoaded) -> None:
-        """A rank has it, or it does not fit the rank's model."""
+    def on_loaded(self, message: StateLoaded) -> list[JobAction]:
+        """A rank has it, or it does not fit the rank's model. What the scripts of all ranks ask for is told once."""
         if message.transfer != self._transfer or message.rank not in self._missing:
-            return
+            return []
         if message.error:
             self.refusal = f"rank {message.rank} cannot load {self._settings.checkpoint.resume_from}: {message.error}"
-        else:
-            del self._missing[message.rank]
+            return []
+        del self._missing[message.rank]
+        new = [text for text in message.warnings if text not in self._told]
+        self._told |= dict.fromkeys(new)
+        return [Record("resume_differs", Severity.WARNING, text, {"rank": message.rank}) for text in new]
 
     def lose(self, ranks: Iterable[RankId]) -> None:
         """These are dead: nobody waits for them."""

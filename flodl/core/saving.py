@@ -14,6 +14,7 @@ from flodl.core.actions import DropSave, JobAction, OpenSave, Record, SendHost, 
 from flodl.core.events import SaveSettled
 from flodl.core.membership import Membership
 from flodl.core.position import ResumePoint, SaveReason
+from flodl.core.slowness import Slowness
 from flodl.ids import RankId
 from flodl.messages import CheckpointSettings, Scalar, SendState, StateSent
 
@@ -31,6 +32,14 @@ def is_due(settings: CheckpointSettings, epoch: int) -> bool:
     return (settings.every > 0 and number % settings.every == 0) or number in settings.at_epochs
 
 
+def never_due(settings: CheckpointSettings, epochs: int) -> str:
+    """What to say where ``checkpoint_every`` reaches beyond the run's epochs; else nothing."""
+    if settings.every <= epochs:
+        return ""
+    end = "; one is made at the end all the same" if settings.save_path else ""
+    return f"checkpoint_every {settings.every} asks for no checkpoint, for the run has {epochs} epochs{end}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Order:
     """A save under way."""
@@ -41,6 +50,7 @@ class _Order:
     reason: SaveReason
     point: ResumePoint
     deadline_s: float
+    slowness: Slowness
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +72,7 @@ class Saving:
         self._order: _Order | None = None
         self._held: _Held | None = None
         self._unable: dict[RankId, str] = {}
+        self._is_given = False
 
     @property
     def is_pending(self) -> bool:
@@ -78,8 +89,9 @@ class Saving:
         return self._order is not None and self._order.rank in ranks
 
     def next_deadline_s(self) -> float | None:
-        """When the rank that was asked is given up."""
-        return None if self._order is None else self._order.deadline_s
+        """When the rank that was asked is given up, or the wait is told of."""
+        order = self._order
+        return None if order is None else min(order.deadline_s, order.slowness.next_s)
 
     # ------------------------------------------------------------------------------------------------------ triggers
     def close_epochs(self, epochs: Iterable[int]) -> None:
@@ -119,10 +131,12 @@ class Saving:
         return self._try_again(self._order, now_s)
 
     def tick(self, now_s: float) -> list[JobAction]:
-        """Whoever has not delivered in time is passed over."""
+        """Whoever has not delivered in time is passed over, and a save that takes long is told of on the way."""
         order = self._order
-        if order is None or now_s < order.deadline_s:
+        if order is None:
             return []
+        if now_s < order.deadline_s:
+            return self._tell_slow(order, order.slowness.take(now_s))
         self._unable[order.rank] = f"did not deliver within {SAVE_TIMEOUT_S:g} s"
         return self._try_again(order, now_s)
 
@@ -130,7 +144,10 @@ class Saving:
     def on_sent(self, message: StateSent, now_s: float) -> list[JobAction]:
         """The rank has handed its copy over, or cannot."""
         order = self._order
-        if order is None or message.transfer != order.transfer or not message.error:
+        if order is None or message.transfer != order.transfer:
+            return []
+        if not message.error:
+            self._is_given = True
             return []
         self._unable[order.rank] = message.error
         return self._try_again(order, now_s)
@@ -151,8 +168,9 @@ class Saving:
             return []
         stem = next(iter(self._due))
         reason = self._due.pop(stem)
-        order = _Order(next(self._transfers), rank, stem, reason, held.point, now_s + SAVE_TIMEOUT_S)
-        self._order = order
+        deadline_s, slowness = now_s + SAVE_TIMEOUT_S, Slowness(now_s)
+        order = _Order(next(self._transfers), rank, stem, reason, held.point, deadline_s, slowness)
+        self._order, self._is_given = order, False
         host = self._membership[rank].host
         keep_last = 1 if stem == HANDOVER_STEM else self._settings.keep_last
         return [
@@ -176,6 +194,20 @@ class Saving:
         if order.stem != HANDOVER_STEM and self._due.get(order.stem) in (None, SaveReason.CHECKPOINT):
             self._due[order.stem] = order.reason
         return [drop, *self._begin(now_s)]
+
+    def _tell_slow(self, order: _Order, waited_s: float | None) -> list[JobAction]:
+        if waited_s is None:
+            return []
+        is_handover, rank, version = order.stem == HANDOVER_STEM, order.rank, order.point.position.version
+        what = "handed over to newcomers" if is_handover else f"saved to {order.stem}"
+        why = (
+            f"rank {rank} has given its state, and the disk, or the network on the way to it, is slow or hangs"
+            if self._is_given
+            else f"rank {rank} has not given its state yet"
+        )
+        detail = f"version {version} is not {what} after {waited_s:.0f} s: {why}"
+        event = "handover_slow" if is_handover else "checkpoint_slow"
+        return [Record(event, Severity.WARNING, detail, {"version": version, "path": order.stem, "rank": rank})]
 
     def _report(self, order: _Order, event: SaveSettled) -> list[JobAction]:
         if order.stem == HANDOVER_STEM:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from flodl.core.job import JobCore
+from flodl.core.job import JobCore, Phase
 from flodl.core.liveness import Pulse
 from flodl.core.membership import Member, RankStatus
 from flodl.messages import Layout
@@ -33,6 +33,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
         "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
         "ending": core.ending.status if core.ending.is_decided else None,
         "message": core.ending.message,
+        "waits_for": _awaited(core),
     }
     if training is not None:
         has_anchor = first is not None and not first.settings.cadence.mode.is_sync
@@ -54,6 +55,21 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
     return view
 
 
+def _awaited(core: JobCore) -> list[str]:
+    """Whom a run that ends still waits for: ranks first, then hosts, then the head."""
+    if not core.ending.is_decided and core.phase not in (Phase.FINISHING, Phase.ENDING):
+        return []
+    ranks = core.membership.live
+    if core.training is not None and core.phase is Phase.FINISHING:
+        owner = core.training.callbacks.owner
+        ranks = () if owner is None else (owner,)
+    elif core.training is not None and core.phase is not Phase.ENDING:
+        ranks = core.training.missing()
+    if ranks:
+        return [f"rank {rank} on {core.membership[rank].host}" for rank in ranks]
+    return [f"host {host}" for host in core.hosts] or ["the head"]
+
+
 def _bytes(layout: Layout) -> int:
     return layout.f32_count * 4 + layout.f64_count * 8 + layout.raw_bytes
 
@@ -70,7 +86,7 @@ def _hosts(core: JobCore, now_s: float) -> list[dict[str, Any]]:
         found.append(
             {
                 "host": name,
-                "state": "draining" if state == Pulse.ALIVE and core.is_draining(name) else state,
+                "state": "draining" if state == Pulse.ALIVE and core.leaving.is_draining(name) else state,
                 "ranks": list(core.membership.on_host(name)),
                 "age_s": core.liveness.silence_s(name, core.running_s(now_s)),
                 "address": "" if hello is None else hello.address,
@@ -97,6 +113,7 @@ def _rank(core: JobCore, member: Member) -> dict[str, Any]:
         "state": "suspect" if is_suspect else str(member.status),
         "reason": member.reason,
         "steps": steps if beat is None else max(steps, beat.steps),
+        "pid": beat.pid if beat is not None and beat.pid else None,
         "rss_bytes": None if beat is None else beat.rss_bytes,
         "rate": None if last is None else last.rate,
         "share": samples / merged if merged else None,

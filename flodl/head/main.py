@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import os
 import signal
 import socket
 import sys
@@ -24,7 +25,7 @@ from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.guards import ConvergenceGuard
-from flodl.errors import ConfigError, FlodlError, PeerLost, RankFailed, UsageError
+from flodl.errors import ConfigError, FlodlError, PeerLost, UsageError, run_failed
 from flodl.head.guard import GuardDesk
 from flodl.messages import (
     EpochReport,
@@ -39,6 +40,7 @@ from flodl.messages import (
 )
 from flodl.runtime.dial import Controller, Identity, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
+from flodl.spec.context import ROLE_VARIABLE
 from flodl.spec.fingerprint import config_fingerprint
 from flodl.spec.handle import TrainHandle
 from flodl.spec.interrupt import stop_on_interrupt
@@ -46,6 +48,7 @@ from flodl.spec.job import TrainingJob
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.preemption import exit_code_of, stop_when_preempted
 from flodl.spec.state import load_state
+from flodl.spec.uncaught import MARK
 from flodl.spec.words import printable
 from flodl.wire.handshake import Role
 
@@ -152,7 +155,8 @@ class _Head:
 
     def _end(self, ended: RunEnded) -> None:
         if ended.outcome == "failed" or not ended.state_path:
-            self._fail(RankFailed(ended.message or f"the run {ended.outcome} without a trained state"))
+            message = ended.message or f"the run {ended.outcome} without a trained state"
+            self._fail(run_failed(ended.exit_code, message), is_headline=ROLE_VARIABLE in os.environ)
             return
         state = load_state(ended.state_path, ended.outcome)
         self._handle.finish(dataclasses.replace(state, epochs=ended.epochs))
@@ -176,21 +180,25 @@ class _Head:
             text = "".join(traceback.format_exception(error))
             self._stream.send(HeadError(f"{type(error).__name__}: {error}", text))
 
-    def _fail(self, error: Exception) -> None:
-        """``join()`` raises it; uncaught, it is one line: the script did nothing wrong here."""
+    def _fail(self, error: Exception, is_headline: bool = False) -> None:
+        """``join()`` raises it; uncaught, it is one line: the script did nothing wrong here. ``is_headline``: what
+        ``fdl launch`` ends with says it too, and here the log alone repeats it.
+        """
         if isinstance(error, FlodlError):
-            _print_without_traceback(error)
+            _print_without_traceback(error, MARK if is_headline else "")
         self._handle.fail(error)
 
 
-def _print_without_traceback(quiet: FlodlError) -> None:
+def _print_without_traceback(quiet: FlodlError, mark: str) -> None:
     show = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if error is quiet:
-            sys.stderr.write(f"flodl: {printable(str(error))}\n")
-        else:
+        if error is not quiet:
             show(kind, error, trace)
+            return
+        words = f"flodl: {printable(str(error))}"
+        sys.stderr.write("".join(f"{mark}{line}\n" for line in words.splitlines()))
+        raise SystemExit(quiet.exit_code)  # from a hook the interpreter takes it, and atexit handlers run
 
     sys.excepthook = hook
 

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_HOST
+from flodl.launch.last_words import error_of
 from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
 from flodl.spec.words import printable
 
 LAST_LINES: Final = 40
 MAX_TAIL_BYTES: Final = 1 << 18
+ECHO_BYTES: Final = 1 << 14
+"""Of each other log; there may be a thousand."""
 
 
 def describe_outcome(run: RunDir, outcome: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
@@ -40,13 +43,13 @@ def log_path(run: RunDir, failure: Mapping[str, Any]) -> Path:
     return run.logs / f"daemon-{failure.get('host', '')}.log"
 
 
-def last_lines(path: Path, count: int = LAST_LINES) -> list[str]:
+def last_lines(path: Path, count: int = LAST_LINES, max_bytes: int = MAX_TAIL_BYTES) -> list[str]:
     """The last lines of a log, undecodable bytes escaped; empty where it cannot be read."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            file.seek(max(0, size - MAX_TAIL_BYTES))
-            data = file.read(MAX_TAIL_BYTES)
+            file.seek(max(0, size - max_bytes))
+            data = file.read(max_bytes)
     except OSError:
         return []
     lines = data.decode("utf-8", "backslashreplace").split("\n")
@@ -62,7 +65,7 @@ def _message(outcome: Mapping[str, Any]) -> str:
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
     who, what = _who(failure, state), _what(failure)
     path = log_path(run, failure)
-    printed = [line for line in last_lines(path, MAX_TAIL_BYTES) if is_shown(line)][-LAST_LINES:]
+    printed = _shown_lines(path)
     if failure.get("kind") == "head" and not failure.get("signal"):
         said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
         what = printable(next(said_last, what))  # the script's own words say more than its exit code
@@ -73,9 +76,27 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
             f"last lines of {_source(path)}:",
             *(f"  | {line}" for line in said),
         ]
+    lines += _echoes(run, path, printed)
     if path.exists():
         lines.append(f"full log: {path}")
     return lines
+
+
+def _echoes(run: RunDir, path: Path, printed: list[str]) -> list[str]:
+    """From how many more processes the same error came; a misuse comes from all of them."""
+    error = error_of(printed)
+    if not error or path.name.startswith("daemon-"):
+        return []
+    logs = [each for each in run.logs.glob("*.stderr.log") if each != path]
+    alike = [each for each in logs if error_of(_shown_lines(each, ECHO_BYTES)) == error]
+    head = ["the head"] if any(each.name.startswith("head.") for each in alike) else []
+    ranks = len(alike) - len(head)
+    named = ([f"{ranks} more rank(s)"] if ranks else []) + head
+    return [f"the same came from {' and '.join(named)}"] if named else []
+
+
+def _shown_lines(path: Path, max_bytes: int = MAX_TAIL_BYTES) -> list[str]:
+    return [line for line in last_lines(path, max_bytes, max_bytes) if is_shown(line)][-LAST_LINES:]
 
 
 def _source(path: Path) -> str:

@@ -5,32 +5,33 @@
 
 import contextlib
 import dataclasses
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from flodl.core.actions import Outcome
+from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
 from flodl.launch import listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
 from flodl.launch.plan import LaunchRequest, RunSpec, describe, plan
-from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code
+from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
 from flodl.runtime.ports import listen
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
-
-CONTROLLER_START_S: Final = 30.0
-"""From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
 
 POLL_S: Final = 0.02
 
@@ -84,6 +85,8 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     preflight.check_interpreter(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
+        for strain in preflight.strains_here(spec):
+            terminal.say(f"fdl: warning: {strain}")
     started = start_controller(spec)
     if options.detach:
         terminal.result(spec.run_id)
@@ -149,16 +152,41 @@ def start_controller(spec: RunSpec) -> StartedRun:
         _, port = listening.dial_address(sockets[0])
         spec = dataclasses.replace(spec, port=port)
         run = rundir.create(spec.run_id)
-        run.write("run.json", dump(spec, indent=1))
-        process = _spawn(run, spec, sockets)
+        with _failure_told(run):
+            run.write("run.json", dump(spec, indent=1))
+            process = _spawn(run, spec, sockets)
     finally:
         for sock in sockets:
             sock.close()
+    with _failure_told(run):
+        try:
+            return StartedRun(run, _wait_for_controller(run, process), process)
+        except BaseException:
+            _end(process)
+            raise
+
+
+@contextlib.contextmanager
+def _failure_told(run: RunDir) -> Iterator[None]:
+    """A run whose controller does not come to listen has ended: its directory says why, for whoever looks later."""
     try:
-        return StartedRun(run, _wait_for_controller(run, process), process)
-    except BaseException:
-        _end(process)
+        yield
+    except BaseException as error:
+        if not run.outcome_json.exists():
+            _write_failed_start(run, error)
         raise
+
+
+def _write_failed_start(run: RunDir, error: BaseException) -> None:
+    outcome = Outcome("failed", 1, f"the run did not start: {error}", None, (), 0)
+    if isinstance(error, FlodlError):
+        outcome = dataclasses.replace(outcome, exit_code=error.exit_code)
+    elif isinstance(error, KeyboardInterrupt):
+        words = "interrupted before its controller listened"
+        outcome = dataclasses.replace(outcome, status="stopped", exit_code=EXIT_INTERRUPTED, message=words)
+    run.release_reserve()
+    with contextlib.suppress(OSError):  # the disk may be what fails
+        run.write("outcome.json", json.dumps(dataclasses.asdict(outcome), indent=1))
 
 
 def _spawn(run: RunDir, spec: RunSpec, sockets: list[socket.socket]) -> "subprocess.Popen[bytes]":

@@ -18,8 +18,8 @@ from flodl.config.address import format_address
 from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, start_controller
+from flodl.launch.narrator import ALERTS, Narrator
 from flodl.launch.plan import plan
-from flodl.launch.progress import epoch_line, log_line
 from flodl.launch.rundir import run_name
 from flodl.launch.terminal import Terminal
 
@@ -79,6 +79,7 @@ class _Echo:
     def __init__(self, started: StartedRun) -> None:
         self._started = started
         self._terminal = Terminal()
+        self._narrator = Narrator(self._terminal)
         self._lock = threading.Lock()
         self._shown_at_s = 0.0
         self._has_ended = False
@@ -98,6 +99,7 @@ class _Echo:
             time.sleep(RETRY_S / 4)
         with self._lock:
             self._has_ended = True
+            self._narrator.end(None)
 
     def _follow(self, path: str) -> None:
         client, cursor = ControllerClient.of(self._started.run, self._started.info), 0
@@ -109,15 +111,16 @@ class _Echo:
             time.sleep(RETRY_S)
 
     def _show(self, path: str, line: Mapping[str, Any]) -> None:
-        if path == "/logs":
-            text = log_line(line)
-        elif line.get("event") == "epoch":
-            text = epoch_line(line.get("fields") or {})
-        elif line.get("severity") in ("warning", "critical"):
-            text = f"fdl: {line.get('event')}: {line.get('detail')}"
-        else:
-            return
+        is_told = path == "/logs" or line.get("event") == "epoch" or line.get("severity") in ALERTS
         with self._lock:
-            if not self._has_ended:
-                self._terminal.result(text)
-                self._shown_at_s = time.monotonic()
+            if self._has_ended:
+                return
+            now_s = time.monotonic()
+            self._narrator.tick(now_s)
+            if not is_told:
+                return
+            self._shown_at_s = now_s
+            if path == "/logs":
+                self._narrator.log(line, now_s)
+            else:
+                self._narrator.event(line, now_s)

@@ -27,10 +27,7 @@ def plan_resumption(run: RunDir, options: LaunchOptions) -> tuple[RunSpec, Path]
     """
     if run.is_live():
         raise ConfigError(f"run {run.run_id} is live; fdl stop {run.run_id} saves and ends it")
-    try:
-        old = load(RunSpec, run.run_json.read_bytes())
-    except (OSError, DocumentFault) as error:
-        raise ConfigError(f"{run.run_json}: {error}; without it nobody knows what was launched") from None
+    old = _asked(run)
     stem = _last_checkpoint(run, old)
     request = local_request(options)
     env = {**old.env, "FDL_RUN_ID": request.run_id, RESUME_VARIABLE: str(stem)}
@@ -45,6 +42,23 @@ def plan_resumption(run: RunDir, options: LaunchOptions) -> tuple[RunSpec, Path]
         spawns_head=True,
     )
     return spec, stem
+
+
+def last_checkpoint(run: RunDir) -> Path:
+    """The checkpoint that a resumption of ``run`` would go on from.
+
+    Raises:
+        ConfigError: its directory does not say what was asked for.
+        CheckpointError: it has left no checkpoint, or none that is whole.
+    """
+    return _last_checkpoint(run, _asked(run))
+
+
+def _asked(run: RunDir) -> RunSpec:
+    try:
+        return load(RunSpec, run.run_json.read_bytes())
+    except (OSError, DocumentFault) as error:
+        raise ConfigError(f"{run.run_json}: {error}; without it nobody knows what was launched") from None
 
 
 def _last_checkpoint(run: RunDir, spec: RunSpec) -> Path:

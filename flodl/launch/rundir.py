@@ -27,6 +27,9 @@ from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch.document import DocumentFault, dump, load
 
+CONTROLLER_START_S: Final = 30.0
+"""From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
+
 TOKEN_BYTES: Final = 32
 RESERVE_NAME: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024
@@ -236,17 +239,21 @@ def run_name(run: RunDir) -> str:
 def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
     """The run that ``wanted`` names: an id, a name (the latest of it), or an id's unique beginning.
 
-    None means the latest live run, else (unless ``must_be_live``) the latest of all.
+    None means the latest live run, else the latest of all. ``must_be_live`` is for whoever changes a run: None and a
+    name mean the only live one then, and nobody guesses which of several.
 
     Raises:
-        ConfigError: there is none, or the beginning fits several.
+        ConfigError: there is none, or it is one of several.
     """
     runs = all_runs()
     if wanted is None:
         return _latest(runs, must_be_live)
     exact = [run for run in runs if run.run_id == wanted]
     named = [run for run in runs if run_name(run) == wanted]
-    candidates = exact or [run for run in named if run.is_live()][:1] or named[:1]
+    living = _living(named)
+    if must_be_live and not exact:
+        _check_alone(living)
+    candidates = exact or living[:1] or named[:1]
     candidates = candidates or [run for run in runs if run.run_id.startswith(wanted)]
     if len(candidates) == 1:
         return _checked_live(candidates[0], must_be_live)
@@ -257,12 +264,26 @@ def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
 
 
 def _latest(runs: list[RunDir], must_be_live: bool) -> RunDir:
-    live = next((run for run in runs if run.is_live()), None)
-    if live is not None:
-        return live
+    living = _living(runs)
+    if must_be_live:
+        _check_alone(living)
+    if living:
+        return living[0]
     if must_be_live or not runs:
         raise ConfigError(f"no run is live under {state_home() / 'runs'}; start one with: fdl launch train.py")
     return runs[0]
+
+
+def _living(runs: list[RunDir]) -> list[RunDir]:
+    """Those that are live; where one still goes on, without those that only serve their last words."""
+    living = [run for run in runs if run.is_live()]
+    return [run for run in living if not run.outcome_json.exists()] or living
+
+
+def _check_alone(living: list[RunDir]) -> None:
+    if len(living) > 1:
+        named = "".join(f"\n  {run.run_id} ({run_name(run)})" for run in living)
+        raise ConfigError(f"{len(living)} runs are live; which one? give its id, or its beginning:{named}")
 
 
 def _checked_live(run: RunDir, must_be_live: bool) -> RunDir:

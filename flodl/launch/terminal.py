@@ -1,4 +1,5 @@
-"""The launcher's terminal: the run's output on stdout, chatter on stderr, and one live line that never mixes with them.
+"""The launcher's terminal: stdout, stderr, and one live line that never mixes with them. What goes where, ``narrator``
+says.
 
 Log text is written as it came, but for carriage returns: of a progress bar's updates the last one is shown.
 """
@@ -31,13 +32,13 @@ class Terminal:
         self._drawn_at_s = 0.0
 
     def result(self, text: str) -> None:
-        """A line of the run's output."""
+        """A line for stdout."""
         self._draw("")
         _write(self._out, text)
         self.refresh()
 
     def say(self, text: str, style: str = "") -> None:
-        """A line of chatter. ``style`` is one of rich's, such as ``red``, for a terminal that shows colours."""
+        """A line for stderr. ``style`` is one of rich's, such as ``red``, for a terminal that shows colours."""
         if self.is_live and style:
             from rich.text import Text
 

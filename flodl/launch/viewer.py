@@ -22,10 +22,11 @@ from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
 from flodl.launch.keyboard import Keyboard
-from flodl.launch.progress import Progress, epoch_line, is_shown, log_line
+from flodl.launch.narrator import Narrator
+from flodl.launch.progress import Progress
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
 from flodl.launch.terminal import Terminal
-from flodl.spec.words import printable
+from flodl.launch.waiting import Waiting
 
 POLL_S: Final = 0.2
 STATE_EVERY_S: Final = 1.0
@@ -46,7 +47,6 @@ REPEAT_S: Final = 2.0
 """A SIGTERM that comes again within this time is the same one, passed on by somebody else."""
 EXIT_INTERRUPTED: Final = 130
 RED: Final = "red"
-QUIET_EVENTS: Final = frozenset({"commit", "stray", "called_back"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,10 @@ class Viewer:
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
         self._signals: deque[int] = deque(maxlen=16)
         self._state: dict[str, Any] = {}
+        self._asking: threading.Thread | None = None
+        self._narrator = Narrator(terminal)
         self._progress = Progress()
+        self._waiting = Waiting()
         self._stops = 0
         self._stopped_at_s = 0.0
         self._abort_at_s: float | None = None
@@ -100,8 +103,9 @@ class Viewer:
                 return self._detached()
             if now_s - state_at_s >= STATE_EVERY_S:
                 state_at_s = now_s
-                self._refresh(now_s)
+                self._refresh()
             self._take_lines(POLL_S)
+            self._narrator.tick(now_s)
             self._terminal.refresh()
             self._enforce_abort()
             self._reap()
@@ -195,40 +199,40 @@ class Viewer:
                 return
             self._show(kind, line)
 
-    def _show(self, kind: str, line: Mapping[str, Any]) -> None:
+    def _show(self, kind: str, line: dict[str, Any]) -> None:
         match kind:
             case "/logs":
-                if is_shown(str(line.get("text", ""))):
-                    self._terminal.result(log_line(line))
+                self._narrator.log(line, time.monotonic())
             case "/events":
-                self._show_event(line)
+                self._narrator.event(line, time.monotonic())
+            case "state":
+                self._show_state(line, time.monotonic())
             case _:
                 self._terminal.say(str(line.get("text", "")))
 
-    def _show_event(self, line: Mapping[str, Any]) -> None:
-        event, detail = str(line.get("event", "")), printable(str(line.get("detail", "")))
-        severity = line.get("severity")
-        if event == "eval":
-            self._terminal.result(f"fdl: {detail}")
-        elif event == "epoch":
-            self._terminal.result(epoch_line(line.get("fields") or {}))
-        elif severity in ("critical", "warning"):
-            self._terminal.result(f"fdl: {event}: {detail}")
-        elif event not in QUIET_EVENTS:
-            self._terminal.say(f"fdl: {detail or event}")
+    def _refresh(self) -> None:
+        """Have the run's state brought: by a thread, for a controller that hangs must not make Ctrl-C wait."""
+        is_wanted = self._terminal.is_live or self._stops > 0
+        if is_wanted and (self._asking is None or not self._asking.is_alive()):
+            self._asking = threading.Thread(target=self._bring_state, daemon=True, name="fdl-state")
+            self._asking.start()
 
-    def _refresh(self, now_s: float) -> None:
-        if not self._terminal.is_live:
-            return
+    def _bring_state(self) -> None:
         with contextlib.suppress(FlodlError):
-            self._state = self._client.state()
-            self._terminal.show(self._progress.line(self._state, now_s))
+            self._put("state", self._client.state())
+
+    def _show_state(self, state: dict[str, Any], now_s: float) -> None:
+        self._state = state
+        self._terminal.show(self._progress.line(state, now_s))
+        if self._stops and (line := self._waiting.look(state, now_s)):
+            self._terminal.say(f"fdl: {line}")
 
     # ---------------------------------------------------------------------------------------------------------- end
     def _is_alive(self) -> bool:
         return process_started(self._info.pid) == self._info.started
 
     def _detached(self) -> Detached:
+        self._narrator.end(None)
         goes = "stops by itself" if self._stops else "goes on"
         self._terminal.close()
         self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl status, fdl tail -f, fdl stop")
@@ -241,6 +245,8 @@ class Viewer:
             if not any(follower.is_alive() for follower in followers):
                 break
         self._take_lines(0.05)
+        failure = outcome.get("failure")
+        self._narrator.end(failure if isinstance(failure, dict) else None)
         self._terminal.close()
         state = self._run.read_json("state.json") or self._state
         style = RED if outcome.get("status") == "failed" else ""
@@ -252,6 +258,7 @@ class Viewer:
     def _vanished(self) -> int:
         if self._stops >= 2:
             return EXIT_INTERRUPTED
+        self._narrator.end(None)
         self._terminal.say(
             f"fdl: the controller (pid {self._info.pid}) has vanished without a word; its hosts stop by themselves\n"
             f"fdl: its log: {self._run.logs / 'controller.log'}\n"

@@ -268,13 +268,14 @@ class EvalReport:
 @dataclass(frozen=True, slots=True)
 class RunEnded:
     """Training is over. ``state_path`` names the file with the final state on the head's machine, empty without one;
-    ``epochs`` of the run are complete in it.
+    ``epochs`` of the run are complete in it. ``exit_code`` is the run's, as far as it is known by then.
     """
 
     outcome: str
     message: str
     state_path: str
     epochs: int
+    exit_code: int = 0
 
 
 # ---------------------------------------------------------------------------------------------------------- to a client

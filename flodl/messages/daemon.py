@@ -33,8 +33,9 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class RankBeat:
-    """One rank as its daemon sees it: ``age_ms`` since its own heartbeat, its step counter.
+    """One rank as its daemon sees it: ``age_ms`` since its own heartbeat, its step counter, its ``pid`` on that host.
 
+    ``pid`` and ``rss_bytes`` are 0 until they have been measured.
     ``has_beaten`` is False until the rank's agent has spoken once (imports and model building come before).
     """
 
@@ -43,6 +44,7 @@ class RankBeat:
     age_ms: int
     steps: int
     rss_bytes: int
+    pid: int = 0
 
 
 @dataclass(frozen=True, slots=True)

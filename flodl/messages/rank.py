@@ -147,11 +147,15 @@ class StateSent:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """The rank has taken the state of ``transfer`` into model, optimizer and schedule, or could not (``error``)."""
+    """The rank has taken the state of ``transfer`` into model, optimizer and schedule, or could not (``error``).
+
+    ``warnings``: what its script asks for by now, and what goes on instead; a sentence each.
+    """
 
     rank: RankId
     transfer: int
     error: str
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,6 +157,13 @@ class _RankProcess:
         def hand_over(info: StateInfo, whole: bool) -> int:
             return whole_state.write(info) if whole else write_state(stepper.model, info, ticket.outbox_fd)
 
+        def take_over() -> list[str]:
+            told: list[str] = []
+            take_whole_state(ticket.inbox_fd, stepper, outer, warn=told.append)
+            if not ticket.rank:  # all have the same script and the same checkpoint
+                sys.stderr.writelines(f"flodl: warning: {text}\n" for text in told)
+            return told
+
         return RankShell(
             core,
             stepper,
@@ -165,15 +172,8 @@ class _RankProcess:
             agent.send,
             ScriptCallbacks(stepper, config),
             hand_over,
-            lambda: take_whole_state(
-                ticket.inbox_fd, stepper, outer, warn=_warn if not ticket.rank else lambda _: None
-            ),
+            take_over,
         )
-
-
-def _warn(text: str) -> None:
-    """Rank 0 alone says it: all have the same script and the same checkpoint."""
-    sys.stderr.write(f"flodl: warning: {text}\n")
 
 
 def _device(ticket: RankTicket) -> torch.device:

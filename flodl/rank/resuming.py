@@ -15,6 +15,7 @@ import torch
 from flodl.averaging.outer_step import OuterStep
 from flodl.errors import CheckpointError
 from flodl.rank.backup import fits
+from flodl.rank.rehearsal import Rehearsal
 from flodl.rank.saving import OPTIMIZER, OUTER, parameter_names
 from flodl.rank.schedule import Schedule
 from flodl.rank.stepper import Stepper
@@ -163,10 +164,10 @@ class _Optimizer:
         self._group_of = {id(parameter): group for group in optimizer.param_groups for parameter in group["params"]}
         self._groups, self._other = saved["groups"], saved["other"]
         self._state = dict(saved["state"])
-        for name, node in self._state.items():
+        for name in self._state:
             self._parameters[name]
-            _look(file, node, f"{OPTIMIZER}/{name}")
         dict(_look(file, self._other, OPTIMIZER))
+        self._check_state(own)
 
     def load(self) -> None:
         state: dict[Any, Any] = self._optimizer.state
@@ -233,6 +234,22 @@ class _Optimizer:
                     raise ValueError(key)
                 if key in group and (isinstance(value, Place) or isinstance(group[key], torch.Tensor)):
                     _require_fit(f"{OPTIMIZER}/{place}/{key}", value, group[key])
+
+    def _check_state(self, own: list[list[tuple[str, torch.Tensor]]]) -> None:
+        """Else torch would say in its own words, and at the first step, that something does not fit."""
+        rehearsal = Rehearsal(self._optimizer)
+        for place, (group, node) in enumerate(zip(own, self._groups, strict=True)):
+            settings = _look(self._file, node, f"{OPTIMIZER}/{place}") if self._takes_groups else {}
+            for name, parameter in group:
+                if name not in self._state:
+                    continue
+                where = f"{OPTIMIZER}/{name}"
+                found, remembered = (
+                    _look(self._file, self._state[name], where),
+                    rehearsal.behind(place, settings, parameter),
+                )
+                if remembered is not None:
+                    remembered.check(where, found, parameter)
 
 
 def _compared(scheduler: Any) -> tuple[str, ...]:

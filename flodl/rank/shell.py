@@ -6,7 +6,7 @@ waits for a peer: the thread is in a step, in an effect, or at its inbox.
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, assert_never
 
 from flodl.core.actions import (
@@ -39,7 +39,7 @@ from flodl.messages import RankToDaemon
 from flodl.rank.inbox import Inbox
 from flodl.rank.planes import Plane
 from flodl.rank.stepper import Stepper
-from flodl.rank.words import describe
+from flodl.rank.words import MAX_CHARS, describe, encodable
 from flodl.spec.state import StateInfo
 
 IDLE_S: Final = 1.0
@@ -58,7 +58,7 @@ class RankShell:
         send: Callable[[RankToDaemon], None],
         call: Callable[[Evaluate | CallBack], Evaluated | CalledBack],
         hand_over: Callable[[StateInfo, bool], int],
-        take_over: Callable[[], None],
+        take_over: Callable[[], Sequence[str]],
     ) -> None:
         """Assigns only.
 
@@ -71,7 +71,7 @@ class RankShell:
             call: calls the script's functions that run behind an epoch. The model holds the consensus meanwhile.
             hand_over: puts the state where the daemon takes it, the whole of it if the flag says so; returns its size
                 in bytes. The model holds the consensus meanwhile.
-            take_over: loads the whole state that the daemon has left.
+            take_over: loads the whole state that the daemon has left; returns what the user should know of it.
         """
         self._core, self._stepper, self._plane, self._inbox = core, stepper, plane, inbox
         self._send, self._call, self._hand_over, self._take_over = send, call, hand_over, take_over
@@ -149,7 +149,7 @@ class RankShell:
 
     def _take_state(self, transfer: int) -> StateTaken:
         try:
-            self._take_over()
+            warnings = tuple(encodable(text)[:MAX_CHARS] for text in self._take_over())
         except Exception as error:  # noqa: BLE001  # whether the run can do without is the controller's to judge
             return StateTaken(transfer, describe(error))
-        return StateTaken(transfer, "")
+        return StateTaken(transfer, "", warnings)

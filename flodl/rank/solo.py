@@ -42,6 +42,8 @@ from flodl.core.actions import (
     SendHost,
     Severity,
     StopHead,
+    TryPlace,
+    WatchHead,
 )
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.events import (
@@ -58,7 +60,7 @@ from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
 from flodl.core.rank import RankCore
 from flodl.core.window import JoinSettings
-from flodl.errors import CheckpointError, RankFailed, UsageError
+from flodl.errors import UsageError, run_failed
 from flodl.messages import (
     CadenceSettings,
     CloseRound,
@@ -112,7 +114,7 @@ WINDOW_BATCHES: Final = 100
 EXIT_WAIT_S: Final = 10.0
 """How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
 
-SAID: Final = frozenset({"resuming", "nothing_left", "checkpoint"})
+SAID: Final = frozenset({"resuming", "resume_differs", "nothing_left", "checkpoint"})
 """Events that whoever started the script wants to read, as under ``fdl launch``."""
 
 _NEVER: Final = float("inf")
@@ -143,10 +145,6 @@ def _end_with_interpreter(solo: "_Solo", handle: TrainHandle, thread: threading.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(UsageError.exit_code)
-
-
-def _warn(text: str) -> None:
-    sys.stderr.write(f"flodl: warning: {text}\n")
 
 
 class _Solo:
@@ -206,8 +204,13 @@ class _Solo:
             self._hear_rank,
             ScriptCallbacks(stepper, self._job.config),
             self._hand_over(stepper, WholeState(stepper, None, is_async=False, outbox_fd=self._saves.outbox_fd)),
-            lambda: self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True, warn=_warn)),
+            lambda: self._take_over(stepper),
         )
+
+    def _take_over(self, stepper: Stepper) -> list[str]:
+        told: list[str] = []
+        self._saves.load(lambda fd: take_whole_state(fd, stepper, None, is_alone=True, warn=told.append))
+        return told
 
     def _open(self, ready: RankReady, device: torch.device) -> None:
         offered = Device(device.type, device.index or 0)
@@ -226,12 +229,12 @@ class _Solo:
         return hand_over
 
     def _finish(self) -> None:
-        outcome, state, resume = self._outcome, self._state, self._core.resume
+        outcome, state = self._outcome, self._state
         if self._preempted and outcome is not None and outcome.status == "stopped" and state is None:
             raise SystemExit(self._preempted)  # before there was anything to return
         if outcome is None or outcome.status == "failed" or state is None:
-            kind = CheckpointError if resume is not None and resume.refusal else RankFailed
-            raise kind(outcome.message if outcome is not None else "the training ended without an outcome")
+            ended = (1, "the training ended without an outcome")
+            raise run_failed(*(ended if outcome is None else (outcome.exit_code, outcome.message)))
         self._handle.finish(dataclasses.replace(state, epochs=self._epochs, outcome=outcome.status))
 
     # --------------------------------------------------------------------------------------------- the conversations
@@ -263,6 +266,8 @@ class _Solo:
                 self._hear_as_head(message)
             case ReceiveState():
                 self._post(StateStored("in this process", ""))
+            case TryPlace(stem):
+                self._saves.try_place(stem)
             case OpenSave():
                 self._saves.open(action)
             case DropSave(transfer):
@@ -275,15 +280,18 @@ class _Solo:
                 self._outcome = outcome
             case StopHead():
                 self._post(HeadExited(0, 0))
+            case WatchHead():
+                pass  # it is this very process
             case DropHost() | RestoreHost() | OpenReduction() | CloseReduction() | ResetStore() | SendBundle():
                 pass  # there is no connection, no other host and no rendezvous
             case _:
                 assert_never(action)
 
     def _note(self, event: str, severity: Severity, detail: str) -> None:
-        if event in SAID:
-            sys.stderr.write(f"flodl: {detail}\n")
-        log.log(_LEVELS[severity], "%s: %s", event, detail)
+        is_said = event in SAID
+        if is_said:
+            sys.stderr.write(f"flodl: {'warning: ' * (severity is Severity.WARNING)}{detail}\n")
+        log.log(logging.DEBUG if is_said else _LEVELS[severity], "%s: %s", event, detail)
 
     def _hear_controller(self, message: ToDaemon) -> None:
         match message:

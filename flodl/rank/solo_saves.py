@@ -26,10 +26,11 @@ from flodl import __version__
 from flodl.checkpoint.bundle import MODEL_SUFFIX, Stem
 from flodl.checkpoint.keeping import keep
 from flodl.checkpoint.locking import StemLock
+from flodl.checkpoint.place import check_place
 from flodl.checkpoint.reader import find, opened
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.actions import OpenSave
-from flodl.core.events import BundleRead, SaveSettled
+from flodl.core.events import BundleRead, PlaceTried, SaveSettled
 from flodl.core.position import ResumePoint
 from flodl.core.resume import misfit
 from flodl.errors import CheckpointError
@@ -54,7 +55,9 @@ class SoloSaves:
     handed over; that waits for the disk, but not for ever.
     """
 
-    def __init__(self, settings: Settings, cwd: Path, post: Callable[[SaveSettled | BundleRead], None]) -> None:
+    def __init__(
+        self, settings: Settings, cwd: Path, post: Callable[[PlaceTried | SaveSettled | BundleRead], None]
+    ) -> None:
         """Assigns only.
 
         Args:
@@ -82,6 +85,10 @@ class SoloSaves:
             self._work.put(None)
             self._thread.join(CLOSE_S if self._orders else ABANDON_S)
         os.close(self.outbox_fd)
+
+    def try_place(self, stem: str) -> None:
+        """Find out whether a checkpoint can be written at ``stem``; PlaceTried follows."""
+        self._submit(lambda: self._try_place(stem))
 
     def open(self, order: OpenSave) -> None:
         """The rank will put a state into the outbox that shall become a checkpoint; SaveSettled follows."""
@@ -125,6 +132,14 @@ class SoloSaves:
         self._let_go()
         for lock in self._locks.values():
             lock.release()
+
+    def _try_place(self, stem: str) -> None:
+        try:
+            check_place(Stem.of(self._cwd / stem))
+        except Exception as fault:  # noqa: BLE001  # the run ends and says why
+            self._post(PlaceTried(_words(fault, stem)))
+        else:
+            self._post(PlaceTried(""))
 
     def _make(self, order: OpenSave, state_fd: int, size_bytes: int) -> None:
         path = error = warning = ""

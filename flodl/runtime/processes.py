@@ -53,11 +53,23 @@ class ProcessId:
     pid: int
     start_ticks: int
 
+    @classmethod
+    def of(cls, pid: int) -> "ProcessId | None":
+        """The process that has this number now; None when there is none."""
+        entry = _read_entry(pid)
+        return None if entry is None else entry.identity
+
     @property
     def is_alive(self) -> bool:
         """It still runs: neither gone nor a zombie."""
         entry = _read_entry(self.pid)
         return entry is not None and entry.start_ticks == self.start_ticks and not entry.is_zombie
+
+    @property
+    def is_frozen(self) -> bool:
+        """A signal such as SIGSTOP has stopped it, until SIGCONT."""
+        entry = _read_entry(self.pid)
+        return entry is not None and entry.start_ticks == self.start_ticks and entry.is_frozen
 
     def send_signal(self, number: signal.Signals) -> bool:
         """Send a signal to this very process; False when it is gone or not ours to signal."""
@@ -159,6 +171,11 @@ class ProcessTree:
         """Signal the leader alone. Nothing happens when it has ended."""
         if not self._exited.done():
             self.identity.send_signal(number)
+
+    def first_child(self) -> ProcessId | None:
+        """The oldest living child of the leader: of a warden, what it guards. Reads all of /proc."""
+        children = [entry for entry in _scan().values() if entry.parent == self.pid and not entry.is_zombie]
+        return min(children, key=lambda entry: entry.start_ticks).identity if children else None
 
     def members(self) -> list[ProcessId]:
         """The tree's living processes, the leader included. Reads all of /proc.
@@ -357,6 +374,7 @@ class _Entry:
     session: int
     start_ticks: int
     is_zombie: bool
+    is_frozen: bool
 
     @property
     def identity(self) -> ProcessId:
@@ -374,7 +392,8 @@ def _read_entry(pid: int) -> _Entry | None:
             fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
     except OSError:
         return None
-    return _Entry(pid, int(fields[1]), int(fields[3]), int(fields[19]), fields[0] in (b"Z", b"X"))
+    state = fields[0]
+    return _Entry(pid, int(fields[1]), int(fields[3]), int(fields[19]), state in (b"Z", b"X"), state in (b"T", b"t"))
 
 
 def _start_ticks(pid: int) -> int:

@@ -11,6 +11,7 @@ from flodl.spec.knob import (
     Chained,
     Knob,
     KnobTable,
+    call_fault,
     knob,
     non_negative_number,
     positive_number,
@@ -46,6 +47,8 @@ def checked_mode(name: str, value: Any) -> Mode:
 def _guard(name: str, value: Any) -> ConvergenceGuard | None:
     if value is not None and (isinstance(value, type) or not callable(getattr(value, "judge", None))):
         raise ConfigError(f"{name} is {value!r}; pass a guard such as flodl.TrendGuard(0.1), or an object with judge()")
+    if value is not None and (fault := call_fault(f"{name}.judge", value.judge, ("figures",))):
+        raise ConfigError(fault)
     guard: ConvergenceGuard | None = value
     return guard
 

@@ -61,6 +61,7 @@ class _Place:
     role: Role
     rank: RankId
     world_size: int
+    save_path: str
     scalars: ScalarSums | None
 
 
@@ -78,10 +79,11 @@ def refuse_running() -> None:
         raise UsageError("Trainer.run was called while a run is still going in this process; join() the first one")
 
 
-def enter(role: Role, rank: RankId = 0, world_size: int = 1) -> None:
-    """Take a role in this process."""
+def enter(role: Role, rank: RankId = 0, world_size: int = 1, save_path: str | os.PathLike[str] | None = None) -> None:
+    """Take a role in this process; ``save_path`` is the run's, and counts from the current folder."""
     refuse_running()
-    _process.place = _Place(role, rank, world_size, ScalarSums())
+    stem = "" if save_path is None else os.path.abspath(save_path)
+    _process.place = _Place(role, rank, world_size, stem, ScalarSums())
 
 
 def scalars() -> ScalarSums:
@@ -90,6 +92,12 @@ def scalars() -> ScalarSums:
     if place is None or place.scalars is None:
         raise UsageError("there is no run in this process; call record_scalar inside train_step")
     return place.scalars
+
+
+def save_path() -> str:
+    """Where the run that is going in this process saves, as it would be on this machine; empty where it does not."""
+    place = _process.place
+    return "" if place is None or place.scalars is None else place.save_path
 
 
 def leave() -> None:

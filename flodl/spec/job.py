@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import torch
 
 from flodl.errors import UsageError
+from flodl.spec.knob import call_fault
 from flodl.spec.knobs import JobConfig
 
 BuildModel: TypeAlias = Callable[[torch.device], torch.nn.Module]
@@ -30,7 +31,7 @@ class TrainingJob:
 
 
 def checked_functions(build_model: object, make_optimizer: object, train_step: object) -> None:
-    """Raise UsageError when one of the three is not a function, naming the usual slip."""
+    """Raise UsageError when one of the three is no function of its arguments, naming the usual slip."""
     if isinstance(build_model, torch.nn.Module):
         raise UsageError(
             "build_model is a model already; pass a function of the device, such as "
@@ -42,6 +43,9 @@ def checked_functions(build_model: object, make_optimizer: object, train_step: o
             "`lambda parameters: torch.optim.Adam(parameters, 1e-3)`"
         )
     given = {"build_model": build_model, "make_optimizer": make_optimizer, "train_step": train_step}
+    arguments = {"build_model": ("device",), "make_optimizer": ("parameters",), "train_step": ("model", "batch")}
     for name, value in given.items():
         if not callable(value):
             raise UsageError(f"{name} is {value!r}; pass a function")
+        if fault := call_fault(name, value, arguments[name]):
+            raise UsageError(fault)

@@ -228,8 +228,38 @@ def yes_or_no(name: str, value: Any) -> bool:
     return value
 
 
-def function(name: str, value: Any) -> Any:
-    """A callable, or None for none."""
-    if value is not None and not callable(value):
-        raise ConfigError(f"{name} is {value!r}; pass a function, not its result")
-    return value
+def function(*arguments: str, is_open: bool = False) -> Check:
+    """A callable that takes these arguments by position, or None for none.
+
+    ``is_open``: in the place of all but the first there may be any others, one at least.
+    """
+
+    def check(name: str, value: Any) -> Any:
+        if value is not None and not callable(value):
+            raise ConfigError(f"{name} is {value!r}; pass a function, not its result")
+        if value is not None and (fault := call_fault(name, value, arguments, is_open=is_open)):
+            raise ConfigError(fault)
+        return value
+
+    return check
+
+
+def call_fault(name: str, value: Callable[..., Any], arguments: tuple[str, ...], *, is_open: bool = False) -> str:
+    """Why the function behind ``name`` cannot be called with ``arguments``; empty when it can, or when nobody knows."""
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # one of C code that does not say
+        return ""
+    counts = range(2, 2 + len(signature.parameters)) if is_open else (len(arguments),)
+    if any(_takes(signature, count) for count in counts):
+        return ""
+    label = getattr(value, "__name__", type(value).__name__)
+    return f"{name} is called as {name}({', '.join(arguments)}), and {label} takes {signature!s:.200}"
+
+
+def _takes(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*range(count))
+    except TypeError:
+        return False
+    return True

@@ -26,6 +26,7 @@ from flodl.spec.knob import (
     Knob,
     KnobTable,
     Values,
+    call_fault,
     function,
     knob,
     non_negative_number,
@@ -126,6 +127,8 @@ def _policy(name: str, value: Any) -> EpochCallbackPolicy:
 def _outer(name: str, value: Any) -> OuterOptimizer:
     if isinstance(value, type) or not callable(getattr(value, "step", None)) or not hasattr(value, "slots"):
         raise ConfigError(f"{name} is {value!r}; pass an outer optimizer such as flodl.SlowMomentum(lr=1.0, mu=0.5)")
+    if fault := call_fault(f"{name}.step", value.step, ("prev", "consensus", "state")):
+        raise ConfigError(fault)
     whole_number(0)(f"slots of {name}", value.slots)
     if not isinstance(getattr(value, "resets_inner", None), bool):
         raise ConfigError(f"{name} does not say whether it resets the inner optimizers; give it resets_inner = False")
@@ -216,7 +219,9 @@ class Knobs(KnobTable):
     """How often and how the ranks are averaged."""
     max_grad_norm: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
     """Gradients are clipped to this global norm before each step; None clips nothing."""
-    scheduler_fn: Knob[Callable[[Any, int], Any] | None] = knob(default=None, check=function)
+    scheduler_fn: Knob[Callable[[Any, int], Any] | None] = knob(
+        default=None, check=function("optimizer", "total_steps")
+    )
     """``scheduler_fn(optimizer, total_steps)`` returns a torch scheduler, stepped once per batch of the whole run."""
     lr_scale_ratio: Knob[float] = knob(default=0.0, check=non_negative_number())
     """The learning rates are multiplied by ``1 + ratio · (world_size − 1)`` at the start; 0 leaves them."""
@@ -232,16 +237,18 @@ class Knobs(KnobTable):
     on_error: Knob[OnError | str] = knob(default=OnError.STOP, check=_one_of(OnError))
     """What an exception of the script in one rank means: ``stop`` saves and ends the run, ``shrink`` goes on without
     the rank."""
-    metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function)
+    metrics_fn: Knob[Callable[[EpochMetrics], None] | None] = knob(default=None, check=function("metrics"))
     """``metrics_fn(metrics)`` once per epoch on the head's callback thread; ``metrics.epoch`` counts from 0."""
-    epoch_fn: Knob[Callable[[int, Worker], None] | None] = knob(default=None, check=function)
+    epoch_fn: Knob[Callable[[int, Worker], None] | None] = knob(default=None, check=function("epoch", "worker"))
     """``epoch_fn(epoch, worker)`` behind every epoch on one rank, with the consensus in ``worker.model``; ``epoch``
     counts from 0."""
     eval_dataset: Knob[MapDataset | None] = knob(default=None, check=_eval_dataset)
     """Held-out data, evaluated after every epoch on one rank; needs ``eval_fn``."""
-    eval_fn: Knob[Callable[..., float] | None] = knob(default=None, check=function)
+    eval_fn: Knob[Callable[..., float] | None] = knob(
+        default=None, check=function("model", "input", "target", is_open=True)
+    )
     """``eval_fn(model, input, target) -> float`` per batch; the batches are combined as a sample-weighted mean."""
-    eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function)
+    eval_result_fn: Knob[Callable[[int, float], None] | None] = knob(default=None, check=function("epoch", "value"))
     """``eval_result_fn(epoch, value)`` on the head's callback thread; ``epoch`` counts from 0."""
     epoch_callback_policy: Knob[EpochCallbackPolicy] = knob(default=EpochCallbackPolicy.FASTEST, check=_policy)
     """Which rank runs ``eval_fn``, ``epoch_fn`` and ``checkpoint_fn``."""
@@ -251,7 +258,7 @@ class Knobs(KnobTable):
     """Fixes the order of the samples of every epoch. The weights' own seed is the script's affair."""
     num_workers: Knob[int] = knob(default=0, check=whole_number(0))
     """Processes per rank that load data; 0 loads ahead on a thread, which shares the process's random generators."""
-    collate_fn: Knob[Callable[[list[Any]], Any] | None] = knob(default=None, check=function)
+    collate_fn: Knob[Callable[[list[Any]], Any] | None] = knob(default=None, check=function("samples"))
     """Makes a batch from a list of samples; None takes torch's default."""
     save_path: Knob[FilePath | None] = knob(default=None, check=_stem)
     """Where checkpoints go: ``ckpts/run43`` makes ``ckpts/run43.fdl`` and ``.meta.json`` on the head's machine; a
@@ -261,7 +268,7 @@ class Knobs(KnobTable):
     checkpoint_at_epoch: Knob[int | Iterable[int] | None] = knob(default=None, check=_epochs)
     """A checkpoint after this epoch, or after each of several, counted from 1; needs ``save_path`` or
     ``checkpoint_fn``."""
-    checkpoint_fn: Knob[Callable[[int, Any], None] | None] = knob(default=None, check=function)
+    checkpoint_fn: Knob[Callable[[int, Any], None] | None] = knob(default=None, check=function("epoch", "model"))
     """``checkpoint_fn(epoch, model)`` on one rank where ``checkpoint_every`` or ``checkpoint_at_epoch`` says so, with
     the consensus in ``model``; ``epoch`` counts from 0."""
     keep_last: Knob[int] = knob(default=1, check=whole_number(1))

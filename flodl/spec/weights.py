@@ -10,6 +10,7 @@ import torch
 from flodl.checkpoint.bundle import MODEL_SUFFIX, SAVE_ID_HEX, Stem
 from flodl.checkpoint.writer import reason_of, sync_folder
 from flodl.errors import CheckpointError
+from flodl.spec import context
 from flodl.spec.state import StateInfo, write_state
 
 
@@ -25,17 +26,26 @@ def save_checkpoint(model: torch.nn.Module, path: str | os.PathLike[str]) -> Non
         path: with or without ``.fdl``; missing folders are made.
 
     Raises:
-        CheckpointError: a tensor cannot be stored, the file cannot be written, or a run's checkpoint lies there.
+        CheckpointError: a tensor cannot be stored, the file cannot be written, a run's checkpoint lies there, or the
+            run of this process saves there.
     """
     stem = Stem.of(path)
     target = stem.plain(MODEL_SUFFIX)
     if os.path.lexists(stem.meta):
         raise CheckpointError(f"{target} is part of a run's checkpoint; choose another name, or remove {stem.meta}")
+    if _is_the_runs(stem):
+        raise CheckpointError(f"{target} is where this run saves its checkpoints (save_path); choose another name")
     try:
         stem.folder.mkdir(parents=True, exist_ok=True)
         _replace(model, target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {reason_of(error)}") from error
+
+
+def _is_the_runs(stem: Stem) -> bool:
+    """Whether the run of this process will save there; it would refuse to, once the file is there."""
+    own = context.save_path()
+    return bool(own) and os.path.realpath(Stem.of(own).meta) == os.path.realpath(stem.meta)
 
 
 def _replace(model: torch.nn.Module, target: Path) -> None:

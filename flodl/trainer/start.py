@@ -15,29 +15,30 @@ def start(job: TrainingJob) -> TrainHandle:
     refuse_wrong_place()
     context.refuse_running()
     role = take_role(job.config.cluster, os.environ, os.getpid(), detect_gpus)
+    saves_to = job.config.save_path
     handle = TrainHandle(job.config.metrics_fn, job.config.eval_result_fn)
     try:
         match role:
             case RankRole(ticket):
                 from flodl.rank.main import run_rank
 
-                context.enter(context.Role.RANK, int(ticket["rank"]), int(ticket["world_size"]))
+                context.enter(context.Role.RANK, int(ticket["rank"]), int(ticket["world_size"]), saves_to)
                 run_rank(ticket, job)
             case HeadRole(ticket):
                 from flodl.head.main import run_head
 
-                context.enter(context.Role.HEAD)
+                context.enter(context.Role.HEAD, save_path=saves_to)
                 run_head(ticket, job, handle)
             case Promoted(cluster):
                 from flodl.head.main import run_head
                 from flodl.launch.promote import promote
 
-                context.enter(context.Role.HEAD)
+                context.enter(context.Role.HEAD, save_path=saves_to)
                 run_head(promote(cluster), job, handle)
             case Solo():
                 from flodl.rank.solo import run_solo
 
-                context.enter(context.Role.SOLO)
+                context.enter(context.Role.SOLO, save_path=saves_to)
                 run_solo(job, handle)
             case _:
                 assert_never(role)

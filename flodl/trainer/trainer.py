@@ -21,7 +21,7 @@ class Trainer:
                 optimizer's step and ``zero_grad``.
 
         Raises:
-            UsageError: one of the three is not a function.
+            UsageError: one of the three is not a function, or not one of its arguments.
         """
         return TrainerBuilder(build_model, make_optimizer, train_step)
 

@@ -23,7 +23,7 @@ POLL_S: Final = 0.2
 def command(host: str, run: str | None) -> int:
     """Let HOST leave a run that trains: at the next commit, when all that its ranks have trained is merged.
 
-    RUN is a run's id, its beginning, or its name; default: the latest live run. Ends once the host has left.
+    RUN is a run's id, its beginning, or its name; default: the only live run. Ends once the host has left.
     """
     chosen = rundir.find(run, must_be_live=True)
     label = f"{chosen.run_id} ({rundir.run_name(chosen)})"

@@ -41,7 +41,7 @@ def command(
     """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
 
     With --token-file, HOST:PORT is the controller's address. Without, RUN is a run of this machine: its id, its
-    beginning, or its name; default: the latest live one. This machine needs the same flodl and its own copy of the
+    beginning, or its name; default: the only live one. This machine needs the same flodl and its own copy of the
     project. Ctrl-C leaves in order.
     """
     words = tuple(word.strip() for word in devices.split(","))

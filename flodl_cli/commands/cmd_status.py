@@ -8,15 +8,10 @@ from typing import Any, Final
 
 import click
 
-from flodl.config.address import split_address
-from flodl.config.tls import TlsMode
-from flodl.errors import PeerLost
 from flodl.launch import rundir
-from flodl.launch.control import ControllerClient
-from flodl.launch.rundir import RunDir
+from flodl.launch.snapshot import snapshot
 
 WATCH_EVERY_S: Final = 1.0
-DEFAULT_PORT: Final = 1337
 
 
 @click.command("status", short_help="show a run")
@@ -37,32 +32,6 @@ def command(run: str | None, addr: str | None, watch: bool, as_json: bool) -> in
         if not watch or state.get("outcome") or state.get("phase") == "ended" or not (addr or chosen.is_live()):
             return 0
         time.sleep(WATCH_EVERY_S)
-
-
-def snapshot(run: RunDir, addr: str | None) -> Mapping[str, Any]:
-    """The run's state: asked from its controller, else the last one written, else what the directory tells.
-
-    Raises:
-        FlodlError: ``addr`` was given and nobody answers there.
-    """
-    info = run.controller()
-    if addr is not None:
-        host, port = split_address(addr, DEFAULT_PORT)
-        tls = TlsMode.AUTO if info is None else info.tls
-        return ControllerClient(run.run_id, run.read_token(), host, port, tls=tls).state()
-    if info is not None and run.is_live():
-        try:
-            return ControllerClient.of(run, info).state()
-        except PeerLost:
-            if run.is_live() and not run.outcome_json.exists():
-                raise
-    state = run.read_json("state.json") or {"run_id": run.run_id, "phase": "starting" if info is None else "ended"}
-    outcome = run.read_json("outcome.json")
-    if outcome is not None:
-        return {**state, "outcome": outcome}
-    if info is not None:
-        return {**state, "phase": "vanished: its controller is gone without a word"}
-    return state
 
 
 def _print(state: Mapping[str, Any], name: str, watch: bool, as_json: bool) -> None:

@@ -1,15 +1,17 @@
 """``fdl stop``: asks the controller; waits until the run has ended."""
 
+import contextlib
 import sys
 import time
 from typing import Final
 
 import click
 
-from flodl.errors import ConfigError, DeadlineExceeded
+from flodl.errors import ConfigError, DeadlineExceeded, PeerLost
 from flodl.launch import rundir
 from flodl.launch.control import ControllerClient
 from flodl.launch.rundir import RunDir
+from flodl.launch.waiting import Waiting
 
 EXIT_TERMINATED: Final = 143
 ABORT_WAIT_S: Final = 15.0
@@ -17,6 +19,7 @@ EXTRA_WAIT_S: Final = 90.0
 """On top of the stop grace: the last round, the final state, the hosts' farewell."""
 
 POLL_S: Final = 0.1
+LOOK_EVERY_S: Final = 1.0
 
 
 @click.command("stop", short_help="end a run")
@@ -26,7 +29,7 @@ POLL_S: Final = 0.1
 def command(run: str | None, abort: bool, yes: bool) -> int:
     """End a run in order: one more round, then every rank on every host stops.
 
-    RUN is a run's id, its beginning, or its name; default: the latest live run.
+    RUN is a run's id, its beginning, or its name; default: the only live run.
     """
     chosen = rundir.find(run, must_be_live=True)
     label = f"{chosen.run_id} ({rundir.run_name(chosen)})"
@@ -35,21 +38,35 @@ def command(run: str | None, abort: bool, yes: bool) -> int:
     info = chosen.controller()
     if info is None:
         raise ConfigError(f"run {label} has not started yet")
-    phase = ControllerClient.of(chosen, info).stop("fdl stop", abort=abort, exit_code=EXIT_TERMINATED)
+    client = ControllerClient.of(chosen, info)
+    phase = client.stop("fdl stop", abort=abort, exit_code=EXIT_TERMINATED)
     click.echo(f"fdl: run {label} is {'ending at once' if abort else 'stopping in order'} (it was {phase})", err=True)
-    _wait(chosen, label, ABORT_WAIT_S if abort else EXTRA_WAIT_S + _grace_s(chosen))
+    _wait(chosen, client, label, ABORT_WAIT_S if abort else EXTRA_WAIT_S + _grace_s(chosen))
     click.echo(f"fdl: run {label} has ended", err=True)
     return 0
 
 
-def _wait(run: RunDir, label: str, timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
+def _wait(run: RunDir, client: ControllerClient, label: str, timeout_s: float) -> None:
+    waiting = Waiting()
+    deadline_s, look_at_s = time.monotonic() + timeout_s, 0.0
     while run.is_live():
-        if time.monotonic() >= deadline_s:
+        now_s = time.monotonic()
+        if now_s >= deadline_s:
+            whom = f"; it waits for {waiting.whom}" if waiting.whom else ""
             raise DeadlineExceeded(
-                f"run {label} has not ended within {timeout_s:g} s; at once: fdl stop -x {run.run_id}"
+                f"run {label} has not ended within {timeout_s:g} s{whom}; at once: fdl stop -x {run.run_id}"
             )
+        if now_s >= look_at_s:
+            look_at_s = now_s + LOOK_EVERY_S
+            _tell(client, waiting, now_s)
         time.sleep(POLL_S)
+
+
+def _tell(client: ControllerClient, waiting: Waiting, now_s: float) -> None:
+    with contextlib.suppress(PeerLost):  # it is about to end
+        line = waiting.look(client.state(), now_s)
+        if line:
+            click.echo(f"fdl: {line}", err=True)
 
 
 def _grace_s(run: RunDir) -> float:

@@ -14,7 +14,7 @@ from flodl.launch.control import ControllerClient
 from flodl.launch.headline import last_lines
 from flodl.launch.progress import log_line
 from flodl.launch.rundir import RunDir
-from flodl_cli.commands.cmd_status import snapshot
+from flodl.launch.snapshot import snapshot
 
 DEFAULT_LINES: Final = 20
 MAX_RANK: Final = 100_000
@@ -56,7 +56,7 @@ def command(
     pattern = _pattern(grep)
     since_s = None if since is None else time.time() - parse_age(since)
     if wanted is not None or hosts:
-        _check_choice(snapshot(chosen, None), wanted, hosts)
+        _check_choice(snapshot(chosen), wanted, hosts)
     query = _query(follow, lines, since_s, wanted, hosts, stream)
     for line in _lines(chosen, query, follow):
         text = str(line.get("text", ""))

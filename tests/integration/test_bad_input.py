@@ -104,8 +104,9 @@ def test_impossible_settings_are_refused_with_what_to_change(fdl: Fdl, flags: di
     run = fdl.job(**flags)
 
     assert run.wait() == 2, run.story()
+    assert (run.stdout + run.stderr).count("in your script, most recent call last:") == 1, "the headline shows it, once"
     assert words in run.stderr
-    assert f'File "{JOB}", line' in run.stdout + run.stderr
+    assert f'File "{JOB}", line' in run.stderr
     assert "flodl/spec/knobs.py" not in run.stdout + run.stderr
     assert "flodl/spec/knobs.py" in run.log("head.stderr.log")
     run.wait_until_clean()

@@ -279,6 +279,14 @@ def assert_trained_but_not_saved(run: Launched, log: Path, words: str) -> None:
     run.wait_until_clean()
 
 
+def assert_refused(run: Launched, words: str) -> None:
+    """Nobody has trained, and nothing is left."""
+    assert run.wait() == 6, run.story()
+    assert words in run.stderr, run.story()
+    assert run.commits() == []
+    run.wait_until_clean()
+
+
 @needs_root
 def test_full_disk_leaves_the_checkpoint_before(fdl: Fdl, log: Path, mounted: Path) -> None:
     stem = mounted / "run"
@@ -331,22 +339,23 @@ def test_disk_that_is_read_only_for_a_while_costs_the_checkpoints_of_that_while(
     run.wait_until_clean()
 
 
-@pytest.mark.long
 @needs_root
-def test_read_only_disk_is_told_and_the_run_goes_on(fdl: Fdl, log: Path, mounted: Path) -> None:
+def test_read_only_disk_is_refused_before_anybody_trains(fdl: Fdl, log: Path, mounted: Path) -> None:
     stem = mounted / "run"
     old = write_bundle(stem, SIZE, weights())
     assert remount(mounted, "ro")
 
     run = finite(fdl, log, stem)
 
-    assert_trained_but_not_saved(run, log, "Read-only file system: it is mounted read-only: save elsewhere")
+    assert_refused(
+        run, f"save_path {stem} cannot be used: Read-only file system: it is mounted read-only: save elsewhere"
+    )
     assert find(stem).meta == old
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["run.fdl", "run.meta.json"])
-def test_symbolic_link_in_the_place_of_a_file_is_told_and_left(fdl: Fdl, log: Path, stem: Path, name: str) -> None:
+def test_symbolic_link_in_the_place_of_a_file_is_refused_and_left(fdl: Fdl, log: Path, stem: Path, name: str) -> None:
     old = write_bundle(stem, SIZE, weights())
     target = stem.parent.parent / "elsewhere"
     (stem.parent / name).rename(target)
@@ -354,16 +363,14 @@ def test_symbolic_link_in_the_place_of_a_file_is_told_and_left(fdl: Fdl, log: Pa
 
     run = finite(fdl, log, stem)
 
-    assert_trained_but_not_saved(
-        run, log, f"{stem.parent / name} is a symbolic link to {target}; save to that place itself"
-    )
+    assert_refused(run, f"{stem.parent / name} is a symbolic link to {target}; save to that place itself")
     assert find(stem).meta == old
     assert (stem.parent / name).is_symlink()
 
 
 @pytest.mark.long
 @needs_root
-def test_folder_of_somebody_else_is_told_and_left(fdl: Fdl, log: Path, stem: Path) -> None:
+def test_folder_of_somebody_else_is_refused_and_left(fdl: Fdl, log: Path, stem: Path) -> None:
     """Without its privileges root is somebody else, too, for a folder of nobody's."""
     old = write_bundle(stem, SIZE, weights())
     for path in (stem.parent, *stem.parent.iterdir()):
@@ -371,7 +378,7 @@ def test_folder_of_somebody_else_is_told_and_left(fdl: Fdl, log: Path, stem: Pat
 
     run = finite(fdl, log, stem, under=("setpriv", "--bounding-set", "-all", "--inh-caps", "-all"))
 
-    assert_trained_but_not_saved(run, log, "Permission denied: you may not write there: save to a folder of your own")
+    assert_refused(run, "Permission denied: you may not write there: save to a folder of your own")
     assert find(stem).meta == old
 
 
@@ -386,7 +393,7 @@ def test_folder_that_is_deleted_is_made_again(fdl: Fdl, stem: Path) -> None:
         return bool(failures(run))
 
     fdl.wait_until(is_told, START_S, run.story)
-    assert "the folder does not exist any more: create it again" in failures(run)[0]
+    assert "the folder is not there, or not any more: create it, or save elsewhere" in failures(run)[0]
     before = versions(run)
     fdl.wait_until(lambda: len(versions(run)) > len(before), START_S, run.story)
 

@@ -3,6 +3,7 @@
 Every rank and the head have started a grandchild in a session of its own, with an empty environment and no parent.
 """
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,16 @@ def test_killed_rank_is_survived_without_losing_a_sample(fdl: Fdl, tmp_path: Pat
     run.wait_until_clean()
 
 
+def test_run_that_loses_all_its_ranks_has_too_few(fdl: Fdl) -> None:
+    run = endless(fdl)
+
+    for rank in ("rank0", "rank1"):
+        run.kill(rank)
+
+    assert run.wait(END_S) == 5, run.story()
+    run.wait_until_clean()
+
+
 @pytest.mark.long
 def test_killed_rank_that_leaves_a_collective_mode_alone_stops_the_run(fdl: Fdl) -> None:
     run = endless(fdl, mode="nccl_cadence")
@@ -104,6 +115,20 @@ def test_killed_head_stops_the_run_with_its_signal_as_the_code(fdl: Fdl) -> None
     run.wait_until_clean()
 
 
+def test_frozen_head_is_named_and_not_waited_for_beyond_the_stop_grace(fdl: Fdl) -> None:
+    run = endless(fdl)
+    pid = run.pid_of("head")
+    run.kill("head", number=signal.SIGSTOP)
+
+    stopped = fdl.call("stop", timeout_s=END_S)
+
+    assert stopped.returncode == 0, stopped.stderr + run.story()
+    assert f"pid {pid}, frozen by a signal: kill -CONT {pid} lets it go on" in stopped.stderr
+    assert run.wait(END_S) == 143, run.story()
+    assert "head_frozen" in run.stdout
+    run.wait_until_clean()
+
+
 def test_killed_controller_takes_everything_with_it(fdl: Fdl) -> None:
     run = endless(fdl)
 
@@ -112,3 +137,4 @@ def test_killed_controller_takes_everything_with_it(fdl: Fdl) -> None:
     run.wait_until_clean(GRACE_S + CLEAN_S)
     assert run.wait(END_S) == 1, run.story()
     assert "vanished" in run.stderr
+    assert "is gone without a word" in fdl.call("status").stdout

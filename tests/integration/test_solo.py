@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import flodl
-from flodl.errors import RankFailed
+from flodl.errors import TooFewRanks
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 60.0
@@ -144,8 +144,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_by_name() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         return train_step(model, batch) * float("nan")
 
-    with pytest.raises(RankFailed, match="not finite"):
+    with pytest.raises(TooFewRanks, match="not finite") as raised:
         builder(Blobs(20), step).num_epochs(50).run().join(LIMIT_S)
+    assert raised.value.exit_code == 5, "as in a cluster"
 
 
 def test_a_failing_evaluation_does_not_stop_the_training(capsys: pytest.CaptureFixture[str]) -> None:

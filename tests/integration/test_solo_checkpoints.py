@@ -142,6 +142,16 @@ def test_resumed_run_ends_with_the_bits_of_one_that_went_on(stem: Path, optimize
     assert (position.epoch, position.covered, position.global_step) == (EPOCHS, (), EPOCHS * BATCHES)
 
 
+def test_other_rate_of_the_script_is_told_once(stem: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(num_epochs=2, save_path=stem).join(LIMIT_S)
+    capsys.readouterr()
+
+    run(optimizer=lambda p: torch.optim.SGD(p, 0.01, momentum=0.9), resume_from=stem).join(LIMIT_S)
+
+    told = [line for line in capsys.readouterr().err.splitlines() if "resume_from keeps" in line]
+    assert told == ["flodl: warning: resume_from keeps the optimizer's lr 0.05 (the script asks for 0.01)"]
+
+
 def test_more_epochs_go_on_for_longer(stem: Path) -> None:
     run(num_epochs=2, save_path=stem).join(LIMIT_S)
 
@@ -235,6 +245,20 @@ def test_relative_stem_counts_from_the_folder_at_the_call(
     assert run(resume_from="ckpts/run.fdl", build=leave).join(LIMIT_S).epochs == EPOCHS
 
 
+def test_weights_that_the_script_saves_do_not_take_the_place_of_the_runs_checkpoint(
+    stem: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def save(epoch: int, worker: flodl.Worker) -> None:
+        flodl.save_checkpoint(worker.model, stem)
+
+    run(save_path=stem, checkpoint_at_epoch=2, epoch_fn=save).join(LIMIT_S)
+
+    assert find(stem).meta.point.position.epoch == EPOCHS
+    told = [line for line in capsys.readouterr().err.splitlines() if "CheckpointError: " in line]
+    assert len(told) >= EPOCHS
+    assert told[0].endswith(f"{stem}.fdl is where this run saves its checkpoints (save_path); choose another name")
+
+
 def test_nothing_left_to_do_trains_nothing(
     stem: Path, complete: flodl.TrainedState, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,12 +335,21 @@ def test_checkpoint_of_several_ranks_goes_on_with_reshape_only(stem: Path, compl
     assert run(resume_from=stem, reshape=True, num_epochs=6).join(LIMIT_S).epochs == 6
 
 
+def test_place_that_takes_nothing_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "ckpts").write_text("")
+    stem = tmp_path / "ckpts" / "run"
+
+    assert refused(save_path=stem) == (
+        f"save_path {stem} cannot be used: Not a directory: a folder on the way there is a file: save elsewhere"
+    )
+
+
 # --------------------------------------------------------------------------------------------- disks that take nothing
 def test_disk_that_takes_nothing_is_told_of_every_time_and_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "file").write_text("")
-    stem, step = tmp_path / "file" / "run", Step()
+    stem = tmp_path / "ckpts" / "run"
+    step = Step(lambda step: None if step else (tmp_path / "ckpts").write_text(""))
 
     with pytest.raises(RankFailed) as raised:
         run(step, save_path=stem, checkpoint_every=1).join(LIMIT_S)
@@ -336,11 +369,14 @@ def test_disk_that_takes_nothing_is_told_of_every_time_and_at_the_end(
 def test_failed_save_leaves_the_checkpoint_before(stem: Path, complete: flodl.TrainedState) -> None:
     before = find(stem).meta
     target = stem.parent / "elsewhere"
-    stem.with_suffix(".fdl").rename(target)
-    stem.with_suffix(".fdl").symlink_to(target)
+
+    def move(step: int) -> None:
+        if not step:
+            stem.with_suffix(".fdl").rename(target)
+            stem.with_suffix(".fdl").symlink_to(target)
 
     with pytest.raises(RankFailed, match=f"is a symbolic link to {target}; save to that place itself"):
-        run(save_path=stem).join(LIMIT_S)
+        run(Step(move), save_path=stem).join(LIMIT_S)
 
     assert find(stem).meta == before
 

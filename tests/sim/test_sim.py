@@ -454,7 +454,7 @@ def test_orderly_stop_merges_what_was_trained(mode: Mode) -> None:
     world.assert_one_consensus()
     assert world.final is not None
     assert 0 < world.final.samples.total() < 8000
-    assert head_messages(world, RunEnded) == [RunEnded("stopped", "stopped by ctrl-c", "/state", 0)]
+    assert head_messages(world, RunEnded) == [RunEnded("stopped", "stopped by ctrl-c", "/state", 0, 130)]
 
 
 def test_stop_that_a_stuck_rank_holds_up_ends_after_the_grace() -> None:

@@ -447,6 +447,8 @@ class Controller(Actor):
             case act.ReceiveState(_, rank, _):
                 world.final = world.rank(rank).model
                 world.after(0.01, lambda: self.post(ev.StateStored("/state", "")))
+            case act.TryPlace():
+                world.after(0.01, lambda: self.post(ev.PlaceTried("")))
             case act.OpenSave() | act.DropSave():
                 self._change_saves(action)
             case act.ReadBundle(stem):

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+import psutil
 import yaml
 
 START_S: Final = 10.0
@@ -180,6 +181,15 @@ class Lab:
     def heal(self, host: Host) -> None:
         """Put the cable back."""
         _run("ip", "-n", host.name, "link", "set", "e0", "up")
+
+    def hang_up(self, host: Host) -> None:
+        """End the host's ssh sessions: where the other end closed them while the cable was out, it says so again only
+        after about as long as that took.
+        """
+        assert host.sshd is not None
+        for session in psutil.Process(host.sshd.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                session.kill()
 
 
 def _run(*command: str) -> None:

@@ -235,6 +235,7 @@ def test_host_whose_cable_is_pulled_is_given_up_and_stops_by_itself(
         fdl.wait_until(lambda: not run.leftovers_on(hosts.hosts[1].namespace), 10 + GRACE_S + CLEAN_S, run.story)
     finally:
         hosts.heal(hosts.hosts[1])
+        hosts.hang_up(hosts.hosts[1])
     assert "silent for" in (run.folder / "events.jsonl").read_text()
     assert witness_run(run.folder, log, size=1603, epochs=2, lost=[1, 2]).faults == []
     run.wait_until_clean()

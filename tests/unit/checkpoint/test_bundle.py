@@ -281,7 +281,9 @@ def test_folder_that_is_deleted_while_saving_is_told(tmp_path: Path) -> None:
         with bundle.part(".fdl") as part:
             part.write(b"weights")
         shutil.rmtree(tmp_path / "ckpts")
-        with pytest.raises(CheckpointError, match="No such file or directory: the folder does not exist any more"):
+        with pytest.raises(
+            CheckpointError, match="No such file or directory: the folder is not there, or not any more: create it"
+        ):
             bundle.commit(SaveReason.CHECKPOINT, POINT)
 
 

@@ -32,6 +32,23 @@ print("held", flush=True)
 sys.stdin.read()
 """
 
+FORKER = """
+import os
+import signal
+import sys
+from pathlib import Path
+from flodl.checkpoint.bundle import Stem
+from flodl.checkpoint.locking import StemLock
+lock = StemLock(Stem(Path(sys.argv[1]), "run"))
+lock.acquire()
+if os.fork():
+    signal.pause()
+lock.release()
+print("forked", flush=True)
+sys.stdin.read()
+print("over", flush=True)
+"""
+
 
 @pytest.fixture
 def stem(tmp_path: Path) -> Stem:
@@ -101,6 +118,38 @@ def test_lock_of_a_killed_process_is_free_and_its_file_goes_with_the_next_one(st
 
     with StemLock(stem):
         pass
+    assert os.listdir(stem.folder) == []
+
+
+def test_process_that_was_forked_from_a_killed_holder_holds_nothing(stem: Stem) -> None:
+    command = [sys.executable, "-c", FORKER, str(stem.folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"forked\n"  # it has let go of what it never had
+        with pytest.raises(CheckpointError, match=rf"another run is saving to {stem} \(process {other.pid} on "):
+            StemLock(stem).acquire()
+        other.kill()
+        other.wait(LIMIT_S)
+
+        with StemLock(stem):
+            pass
+
+        other.stdin.close()
+        assert other.stdout.read() == b"over\n", "the forked process was there until now"
+    assert os.listdir(stem.folder) == []
+
+
+def test_lock_that_is_released_is_free_whoever_has_its_descriptor(stem: Stem) -> None:
+    lock = StemLock(stem)
+    lock.acquire()
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock._fd]):
+        kept = stem.plain(".kept")
+        os.link(stem.plain(".fdl.lock"), kept)
+        lock.release()
+        os.rename(kept, stem.plain(".fdl.lock"))  # the very file, as if it had not been removed
+        with StemLock(stem):
+            pass
     assert os.listdir(stem.folder) == []
 
 

@@ -2,18 +2,26 @@
 
 import io
 import json
+import os
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
+from flodl.config.builder import local_cluster
 from flodl.errors import ConfigError
 from flodl.launch import rundir
+from flodl.launch.document import dump
+from flodl.launch.launcher import LaunchOptions, local_request
+from flodl.launch.plan import plan
 from flodl.launch.rundir import RunDir
 from flodl_cli.commands.cmd_tail import parse_age, parse_ranks
 from flodl_cli.main import cli
 from flodl_cli.render import status_text
+from tests.bundles import weights, write_bundle
 
 STATE = {
     "schema": 1,
@@ -101,6 +109,14 @@ def test_status_of_a_sync_mode_shows_no_anchor() -> None:
     assert "cadence stable, verdict stable" in status_text(state, "digits", io.StringIO()).splitlines()
 
 
+def test_status_of_a_run_that_ends_says_why_and_whom_it_waits_for() -> None:
+    state = {"run_id": "x", "phase": "ending", "message": "stopped by fdl stop", "waits_for": ["host a", "host b"]}
+    told = "run x (n)  ending\nstopped by fdl stop\nwaiting for host a, host b"
+    assert status_text(state, "n", io.StringIO()) == told
+    gone = {**state, "vanished": {}}
+    assert "waiting" not in status_text(gone, "n", io.StringIO())
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"
@@ -112,6 +128,15 @@ def test_status_leaves_out_columns_without_values() -> None:
         "RANK  HOST    DEVICE  STATE    STEPS  RATE     SHARE  WHY",
         "0     node-a  cpu     live     12     103.8/s  75.0%  –",
         "1     node-a  cpu     suspect  4      –        25.0%  silent 12 s",
+    ]
+
+
+def test_status_names_each_ranks_process() -> None:
+    ranks = [{**STATE["ranks"][0], "pid": 4711}, STATE["ranks"][1]]  # type: ignore[index]
+    lines = status_text({**STATE, "ranks": ranks}, "digits", io.StringIO()).splitlines()
+    assert lines[-3:-1] == [
+        "RANK  HOST    DEVICE  PID   STATE    STEPS  RATE     SHARE  WHY",
+        "0     node-a  cpu     4711  live     12     103.8/s  75.0%  –",
     ]
 
 
@@ -151,10 +176,59 @@ def test_status_of_an_ended_run_says_how_it_ended(ended: RunDir) -> None:
     assert json.loads(fdl("status", "digits", "--json").output)["outcome"]["exit_code"] == 3
 
 
-def test_status_of_a_run_whose_controller_is_gone_says_so(ended: RunDir) -> None:
-    ended.outcome_json.unlink()
-    ended.announce(rundir.ControllerInfo(2**22 + 1, 1, "127.0.0.1", 1))
-    assert "vanished" in fdl("status").output
+def vanish(run: RunDir, at_s: float) -> None:
+    """The controller was killed behind its last snapshot."""
+    run.outcome_json.unlink()
+    run.announce(rundir.ControllerInfo(2**22 + 1, 1, "127.0.0.1", 1))
+    for path in (run.state_json, run.controller_json):
+        if path.exists():
+            os.utime(path, (at_s, at_s))
+
+
+def test_status_of_a_run_whose_controller_is_gone_says_since_when(ended: RunDir) -> None:
+    vanish(ended, time.time() - 7330.0)
+    lines = fdl("status").output.splitlines()
+    assert lines[0].endswith("(digits)  vanished")
+    assert lines[1].startswith(f"its controller (pid {2**22 + 1}) is gone without a word; its last sign, and all ")
+    assert lines[1].endswith(", 2h02m ago")
+    assert lines[2].startswith("nothing to go on from: ")
+
+
+def test_status_of_a_run_that_vanished_before_its_first_snapshot(ended: RunDir) -> None:
+    ended.state_json.unlink()
+    vanish(ended, 1234.0)
+    state = json.loads(fdl("status", "--json").output)
+    assert state["vanished"] == {"pid": 2**22 + 1, "as_of_s": 1234.0, "checkpoint": None}
+
+
+def test_status_of_a_run_that_vanished_names_the_checkpoint_to_go_on_from(ended: RunDir, tmp_path: Path) -> None:
+    request = local_request(LaunchOptions(("train.py",), name="digits"))
+    ended.write("run.json", dump(replace(plan(local_cluster(2), request), created_s=1.0)))
+    stem = tmp_path / "ckpts" / "run"
+    write_bundle(stem, 100, weights())
+    admitted = {"event": "admitted", "fields": {"save_path": str(stem), "resume_from": ""}}
+    (ended.path / "events.jsonl").write_text(json.dumps(admitted) + "\n")
+    vanish(ended, time.time())
+    way = f"to go on from its last checkpoint, {stem}: fdl launch --resume {ended.run_id}"
+    assert fdl("status").output.splitlines()[2] == way
+    assert json.loads(fdl("status", "--json").output)["vanished"]["checkpoint"] == str(stem)
+
+
+def test_status_tells_why_a_run_ended(ended: RunDir) -> None:
+    lines = fdl("status").output.splitlines()
+    assert lines[:2] == [f"run {ended.run_id} (digits)  failed, exit code 3", "rank 1 failed"]
+
+
+def test_status_of_a_run_whose_controller_never_listened_is_no_start_that_lasts(ended: RunDir) -> None:
+    for path in (ended.outcome_json, ended.state_json):
+        path.unlink()
+    ended.write("run.json", json.dumps({"name": "digits", "created_s": 1.0}))
+    lines = fdl("status").output.splitlines()
+    assert lines[0].endswith("(digits)  failed")
+    assert lines[1].startswith("its controller does not listen, ")
+    assert lines[1].endswith(f"its log is {ended.logs / 'controller.log'}")
+    ended.write("run.json", "{}")  # its directory has just been made
+    assert fdl("status").output == f"run {ended.run_id} ()  starting\n"
 
 
 def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:

@@ -21,7 +21,7 @@ from flodl.controller import states
 from flodl.controller.bulk import BulkHub
 from flodl.controller.saves import Saves
 from flodl.core.actions import OpenSave
-from flodl.core.events import BundleRead, SaveSettled, StateLanded, SumReturned
+from flodl.core.events import BundleRead, PlaceTried, SaveSettled, StateLanded, SumReturned
 from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.ids import RoundKey
 from flodl.messages import CadenceSettings, Settings
@@ -49,7 +49,7 @@ class Yard:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.events: queue.Queue[SaveSettled | BundleRead] = queue.Queue()
+        self.events: queue.Queue[PlaceTried | SaveSettled | BundleRead] = queue.Queue()
         self.hub = BulkHub()
         self.saves = Saves(self.hub, str(folder), folder / "run", self.events.put)
         self.host = Host(self.hub, "a", 1.0)
@@ -58,12 +58,14 @@ class Yard:
         point = replace(POINT, position=replace(POINT.position, epoch=epoch))
         self.saves.open(OpenSave(transfer, "a", stem, SaveReason.CHECKPOINT, point, keep_last), VERSIONS)
 
-    def save(self, transfer: int, data: bytes, stem: str = "ckpts/run", **order: int) -> SaveSettled | BundleRead:
+    def save(
+        self, transfer: int, data: bytes, stem: str = "ckpts/run", **order: int
+    ) -> PlaceTried | SaveSettled | BundleRead:
         self.open(transfer, stem, **order)
         self.host.send(transfer, data)
         return self.next_event()
 
-    def next_event(self) -> SaveSettled | BundleRead:
+    def next_event(self) -> PlaceTried | SaveSettled | BundleRead:
         return self.events.get(timeout=LIMIT_S)
 
     def files(self, folder: str = "ckpts") -> list[str]:
@@ -90,6 +92,28 @@ def yard(tmp_path: Path) -> Iterator[Yard]:
     made.hub.close()
     made.saves.close()
     made.host.close()
+
+
+# --------------------------------------------------------------------------------------------------------------- place
+def test_place_below_the_heads_folder_is_tried_and_nothing_stays(yard: Yard) -> None:
+    yard.saves.try_place("ckpts/run")
+    assert yard.next_event() == PlaceTried("")
+    assert os.listdir(yard.folder) == []
+    (yard.folder / "ckpts").write_text("")
+    yard.saves.try_place("ckpts/run")
+    assert yard.next_event() == PlaceTried(
+        f"save_path {yard.folder}/ckpts/run cannot be used: Not a directory: a folder on the way there is a file: save "
+        "elsewhere"
+    )
+
+
+def test_fault_of_ours_in_the_trial_is_told_too(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(stem: Stem) -> None:
+        raise ValueError("planted")
+
+    monkeypatch.setattr(module, "check_place", fail)
+    yard.saves.try_place("ckpts/run")
+    assert yard.next_event() == PlaceTried("planted")
 
 
 # --------------------------------------------------------------------------------------------------------------- saves

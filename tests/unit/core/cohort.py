@@ -16,6 +16,7 @@ from flodl.core.actions import (
     SendHead,
     SendHost,
     StopHead,
+    TryPlace,
 )
 from flodl.core.events import (
     BundleRead,
@@ -23,6 +24,7 @@ from flodl.core.events import (
     HeadSaid,
     HostSaid,
     JobEvent,
+    PlaceTried,
     SaveSettled,
     StateStored,
     StopAsked,
@@ -180,6 +182,8 @@ class Cohort:
                 self._reply(HeadExited, HeadExited(0, 15))
             case ReceiveState():
                 self._reply(StateStored, StateStored("/state", ""))
+            case TryPlace():
+                self._reply(PlaceTried, PlaceTried(""))
             case OpenSave(transfer, _, stem, _, point):
                 self.handed = point
                 self._reply(SaveSettled, SaveSettled(transfer, f"{stem}.fdl", ""))

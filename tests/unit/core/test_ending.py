@@ -89,3 +89,12 @@ def test_root_that_was_no_exception_has_its_code_already() -> None:
     ending.fail(failure(end.KIND_SIGNAL, rank=1, code=137), "rank 1 lost")
     assert not ending.correct_exit_code(1, 143)
     assert ending.finish(0).exit_code == 137
+
+
+def test_signal_gives_its_code_unless_it_ends_the_last_of_several() -> None:
+    ending = Ending()
+    killed, raised = failure(end.KIND_SIGNAL, rank=1, code=137), failure(rank=2, code=3)
+    assert ending.exhausted(killed) == killed
+    ending.tolerate(killed)
+    assert ending.exhausted(failure(end.KIND_SIGNAL, rank=2, code=139)).exit_code == 5
+    assert ending.exhausted(raised) == raised

@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead
+from flodl.core.actions import ReceiveState, SendHead, SendHost, StopHead, WatchHead
 from flodl.core.ending import Ending
 from flodl.core.finale import KILL_MARGIN_S, STATE_TIMEOUT_S, Finale
 from flodl.core.growth import Growth
@@ -89,7 +89,7 @@ def test_state_that_cannot_be_sent_or_stored_fails_the_run() -> None:
             stage.finale.on_state_stored("", "full")
         assert not stage.is_collecting()
         assert (stage.ending.status, stage.ending.message) == ("failed", f"the final state {error}")
-        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", "", 0))
+        assert stage.finale.dismiss(NOW_S)[-1] == SendHead(RunEnded("failed", f"the final state {error}", "", 0, 1))
 
 
 def test_state_is_not_wanted_without_a_head_or_after_its_end() -> None:
@@ -132,7 +132,7 @@ def test_hosts_are_released_once_when_no_rank_is_left() -> None:
     ]
     assert stage.finale.next_deadline_s() == NOW_S + 1 + GRACE_S + KILL_MARGIN_S
     assert stage.finale.release_hosts(["a", "b"], NOW_S + 2) == []
-    stage.finale.await_head()
+    assert stage.finale.await_head() == []
     assert stage.finale.next_deadline_s() is None
     assert not stage.finale.is_late(1e9)
 
@@ -145,12 +145,21 @@ def test_ranks_that_do_not_finish_in_time_are_stopped_with_their_hosts() -> None
     assert not stage.finale.is_late(late_s)
 
 
+def test_head_that_stands_still_is_watched_once_where_somebody_waits_for_the_end() -> None:
+    stage = Stage()
+    stage.ending.stop(143, "stopped by fdl stop")
+    assert stage.finale.await_head() == [WatchHead(GRACE_S)]
+    assert stage.finale.await_head() == []
+    assert Stage().finale.watch_head() == [WatchHead(GRACE_S)]
+    assert Stage(has_head=False).finale.watch_head() == []
+
+
 def test_stop_of_everything_ends_the_head_too_and_tells_it_once() -> None:
     stage = Stage()
     stage.ending.stop(130, "stopped by ctrl-c")
     assert stage.finale.stop_all(["a"], NOW_S, 0.0) == [
         SendHost("a", StopHost("stopped by ctrl-c", 0.0)),
-        SendHead(RunEnded("stopped", "stopped by ctrl-c", "", 0)),
+        SendHead(RunEnded("stopped", "stopped by ctrl-c", "", 0, 130)),
         StopHead(0.0),
     ]
     assert stage.finale.release_hosts(["a"], NOW_S) == []

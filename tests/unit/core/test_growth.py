@@ -9,6 +9,7 @@ from flodl.core.events import BundleRead, HostDropped, SaveSettled
 from flodl.core.growth import LOAD_PATIENCE_S, MAX_TRIES
 from flodl.core.membership import RankStatus
 from flodl.core.position import SaveReason
+from flodl.core.slowness import SLOW_S
 from flodl.messages import (
     Admitted,
     Beat,
@@ -169,6 +170,17 @@ def test_round_waits_for_a_newcomer_that_loads_but_not_for_ever() -> None:
     assert (
         len([action for action in cohort.actions if isinstance(action, OpenSave)]) == 2
     )  # and the next version for it
+
+
+def test_handing_over_that_takes_long_is_told() -> None:
+    cohort = training()
+    arrive(cohort)
+    cohort.held.add(SaveSettled)
+    step(cohort)
+    cohort.trust()
+    cohort.tick(cohort.now_s + SLOW_S)
+    (told,) = cohort.records("handover_slow")
+    assert told.startswith("version 1 is not handed over to newcomers after 30 s: rank 0 has given its state, and the")
 
 
 def test_those_that_have_loaded_enter_without_the_one_that_has_not() -> None:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from flodl.core.actions import DropHost, JobAction, Record, SendHost, Severity, StopHead
+from flodl.core.actions import DropHost, JobAction, Record, SendHost, Severity, StopHead, WatchHead
 from flodl.core.events import (
     HeadExited,
     HeadSaid,
@@ -426,7 +426,7 @@ def test_exception_is_the_headline_and_its_process_gives_the_code() -> None:
     assert cohort.outcome.message == "rank 1 failed: KeyError: 'label'"
     assert cohort.outcome.failure is not None
     assert cohort.outcome.failure.traceback == "Traceback …"
-    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state", 0)]
+    assert cohort.sent(RunEnded) == [RunEnded("failed", "rank 1 failed: KeyError: 'label'", "/state", 0, 7)]
 
 
 def test_exception_while_ranks_come_up_ends_the_run_without_a_round() -> None:
@@ -500,7 +500,7 @@ def test_loss_of_everybody_while_finishing_ends_the_run() -> None:
     cohort = Cohort().train_until(StateSent)
     for rank in range(3):
         cohort.say(RankExited(rank, 0, 9, by_us=False))
-    assert ending_of(cohort) == ("failed", 137)
+    assert ending_of(cohort) == ("failed", 5)
 
 
 def test_state_that_cannot_be_stored_fails_the_run() -> None:
@@ -533,7 +533,7 @@ def test_stop_merges_a_last_round_and_second_thoughts_change_nothing() -> None:
     cohort.stop(exit_code=130)
     cohort.release(WindowDone)
     assert ending_of(cohort) == ("stopped", 143)
-    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state", 0)]
+    assert cohort.sent(RunEnded) == [RunEnded("stopped", "stopped by head", "/state", 0, 143)]
 
 
 def test_last_round_of_a_stop_has_the_stop_grace() -> None:
@@ -546,6 +546,17 @@ def test_last_round_of_a_stop_has_the_stop_grace() -> None:
     assert cohort.core.phase is Phase.ENDING
     assert cohort.sent(StopHost) == [StopHost("stopped by test", GRACE_S)] * 2
     assert StopHead(GRACE_S) in cohort.actions
+
+
+def test_stop_behind_the_training_watches_the_head_that_is_left() -> None:
+    cohort = training()
+    cohort.held.add(HeadExited)
+    cohort.release(WindowDone)
+    assert cohort.core.phase is Phase.ENDING
+    assert WatchHead(GRACE_S) not in cohort.actions
+    cohort.stop()
+    assert WatchHead(GRACE_S) in cohort.actions
+    assert cohort.records("stop_requested") == ["the run is ending already; abort it to end it now"]
 
 
 def test_rank_that_is_busy_beyond_the_stop_grace_is_given_up_and_the_others_work_is_kept() -> None:

@@ -699,7 +699,7 @@ def test_evaluation_state_and_store_replies_are_passed_on() -> None:
 def test_state_is_loaded_before_the_rank_is_admitted_and_not_behind() -> None:
     rank = Subject()
     assert rank.hear(LoadState(2, 5)) == [TakeState(5)]
-    assert rank.post(StateTaken(5, "")) == [SendUp(StateLoaded(2, 5, ""))]
+    assert rank.post(StateTaken(5, "", ("lr",))) == [SendUp(StateLoaded(2, 5, "", ("lr",)))]
     rank.hear(Admitted(2, 3, (0, 2), 39))
     assert rank.core.version == 39
     assert rank.hear(LoadState(2, 6)) == []

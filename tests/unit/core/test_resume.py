@@ -13,6 +13,7 @@ from flodl.core.events import BundleRead
 from flodl.core.job import Phase
 from flodl.core.position import Covered, Position, ResumePoint, SaveReason
 from flodl.core.resume import LOAD_TIMEOUT_S
+from flodl.core.slowness import SLOW_S
 from flodl.ids import Span
 from flodl.messages import (
     Admitted,
@@ -203,12 +204,28 @@ def test_rank_whose_model_does_not_fit_ends_the_run() -> None:
     assert cohort.outcome.message == "rank 1 cannot load ckpts/run: fc.weight is 3 × 4 there and 5 × 4 here"
 
 
+def test_what_the_scripts_ask_for_by_now_is_an_event_of_the_run_once() -> None:
+    cohort = resumed(Position(version=9, world_size=3)).train_until(StateLoaded)
+    cohort.say(StateLoaded(0, 0, "", ("the lr stays", "the schedule moves")))
+    cohort.say(StateLoaded(0, 0, "", ("said by who has loaded already",)))
+    cohort.say(StateLoaded(1, 0, "", ("the lr stays", "this one has another script")))
+    assert cohort.records("resume_differs") == ["the lr stays", "the schedule moves", "this one has another script"]
+    cohort.release(StateLoaded)
+    assert cohort.outcome is not None
+    assert cohort.outcome.status == "completed"
+
+
 def test_loading_that_takes_for_ever_is_given_up() -> None:
     for held, who in ((BundleRead, "the controller has"), (StateLoaded, "rank 0, 1, 2 has")):
         cohort = resumed(Position(version=9, world_size=3)).train_until(held)
         cohort.trust()
-        assert cohort.core.next_deadline_s() == cohort.now_s + LOAD_TIMEOUT_S
-        cohort.tick(cohort.now_s + LOAD_TIMEOUT_S)
+        assert cohort.core.next_deadline_s() == cohort.now_s + SLOW_S
+        began_s = cohort.now_s
+        for after_s in (SLOW_S - 1, SLOW_S, SLOW_S + 1, LOAD_TIMEOUT_S):
+            cohort.tick(began_s + after_s)
+        assert cohort.records("loading_slow") == [
+            f"{who} not loaded ckpts/run after 30 s: the disk, or the network, is slow or hangs"
+        ]
         assert cohort.outcome is not None
         assert cohort.outcome.message == f"{who} not loaded ckpts/run within 600 s"
 

@@ -9,6 +9,7 @@ from flodl.core.events import HeadSaid, SaveSettled
 from flodl.core.job import Phase
 from flodl.core.position import Covered, SaveReason
 from flodl.core.saving import SAVE_TIMEOUT_S
+from flodl.core.slowness import SLOW_S
 from flodl.ids import Span
 from flodl.messages import CheckpointSettings, HeadReady, Mode, RankExited, SendState, StateSent, WindowDone, WindowPlan
 from tests.unit.core.cohort import Cohort, step
@@ -49,6 +50,23 @@ def test_checkpoints_are_taken_behind_the_epochs_that_are_named_and_at_the_end(
     assert {save.reason for save in saves(cohort)} <= {SaveReason.CHECKPOINT}
     assert cohort.outcome is not None
     assert cohort.outcome.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (CheckpointSettings("run", every=4), []),
+        (CheckpointSettings("run", every=5), ["; one is made at the end all the same"]),
+        (CheckpointSettings(every=5), [""]),
+    ],
+)
+def test_more_epochs_between_checkpoints_than_the_run_has_are_told(
+    settings: CheckpointSettings, told: list[str]
+) -> None:
+    cohort = Cohort(checkpoint=settings, num_epochs=2, epoch_splits=2).get_ready()
+    what = "checkpoint_every 5 asks for no checkpoint, for the run has 4 epochs"
+    assert cohort.records("checkpoint_never_due") == [what + end for end in told]
+    assert len(saves(cohort)) == bool(settings.save_path)
 
 
 def test_word_of_the_head_counts() -> None:
@@ -205,6 +223,27 @@ def test_save_that_does_not_come_is_given_up_for_another_ranks() -> None:
     assert len(orders(cohort)) == 1
     cohort.tick(cohort.now_s + 1)
     assert orders(cohort)[1].rank != first.rank
+
+
+def test_save_that_hangs_is_told_soon_and_then_rarely() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(SaveSettled)
+    cohort.trust()
+    began_s = cohort.now_s
+    assert cohort.core.next_deadline_s() == began_s + SLOW_S
+    for after_s in (29, 30, 31, 119, 120, 121, 479, 480, 599):
+        cohort.tick(began_s + after_s)
+    why = "rank 0 has given its state, and the disk, or the network on the way to it, is slow or hangs"
+    told = [f"version 4 is not saved to ckpts/run after {after_s} s: {why}" for after_s in (30, 120, 480)]
+    assert cohort.records("checkpoint_slow") == told
+
+
+def test_slow_save_whose_state_has_not_come_names_the_rank() -> None:
+    cohort = Cohort(checkpoint=CheckpointSettings("ckpts/run")).train_until(StateSent, SaveSettled)
+    cohort.trust()
+    cohort.tick(cohort.now_s + SLOW_S)
+    assert cohort.records("checkpoint_slow") == [
+        "version 4 is not saved to ckpts/run after 30 s: rank 0 has not given its state yet"
+    ]
 
 
 def test_news_of_another_transfer_change_nothing() -> None:

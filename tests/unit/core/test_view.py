@@ -2,9 +2,9 @@
 
 import json
 
-from flodl.core.events import DrainAsked, HostDropped, HostFailed
+from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
-from flodl.messages import Beat, Mode, RankBeat, WindowDone
+from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankExited, RankFinished, StateSent, WindowDone
 from tests.unit.core.cohort import Cohort, hello
 
 
@@ -23,7 +23,7 @@ def test_run_that_waits_for_hosts_has_a_view() -> None:
 
 def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
-    cohort.say(Beat("b", (RankBeat(1, True, 0, 7, 4096),)), "b")
+    cohort.say(Beat("b", (RankBeat(1, True, 0, 7, 4096, 77), RankBeat(2, True, 0, 7, 0))), "b")
     view = snapshot(cohort.core, 3.0)
     json.dumps(view)
     assert (view["phase"], view["mode"], view["backend"], view["num_epochs"]) == ("training", "cpu_cadence", "gloo", 2)
@@ -38,8 +38,9 @@ def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
     }  # fmt: skip
     assert view["ranks"][1] == {
         "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
-        "steps": 7, "rss_bytes": 4096, "rate": None, "share": None, "loss": None, "count": 10,
+        "steps": 7, "pid": 77, "rss_bytes": 4096, "rate": None, "share": None, "loss": None, "count": 10,
     }  # fmt: skip
+    assert (view["ranks"][0]["pid"], view["ranks"][2]["pid"]) == (None, None), "not measured yet"
 
 
 def test_sync_mode_has_counts_but_no_anchor() -> None:
@@ -71,6 +72,19 @@ def test_how_a_run_ends_is_seen_before_it_has_ended() -> None:
     cohort.stop()
     view = snapshot(cohort.core, 1.0)
     assert (view["phase"], view["ending"]) == ("training", "stopped")
+
+
+def test_whom_a_run_that_ends_waits_for_is_seen() -> None:
+    cohort = Cohort(Mode.CPU_CADENCE, dataset_size=600).train_until(WindowDone)
+    assert snapshot(cohort.core, 1.0)["waits_for"] == []
+    cohort.held |= {StateSent, HostStopped, HeadExited, RankFinished, RankExited}
+    cohort.stop()
+    assert snapshot(cohort.core, 1.0)["waits_for"] == ["rank 0 on a", "rank 1 on b", "rank 2 on b"]
+    seen = []
+    for held in (WindowDone, StateSent, RankFinished, HostStopped):
+        cohort.release(held)
+        seen.append(snapshot(cohort.core, 1.0)["waits_for"])
+    assert seen == [["rank 0 on a"], ["rank 0 on a", "rank 1 on b", "rank 2 on b"], ["host a", "host b"], ["the head"]]
 
 
 def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:

@@ -13,7 +13,16 @@ import pytest
 import torch
 from torch import nn
 
-from flodl.errors import ConfigError, JoinRefused, PeerLost, RankFailed, UsageError
+from flodl.errors import (
+    CheckpointError,
+    ConfigError,
+    FlodlError,
+    JoinRefused,
+    PeerLost,
+    RankFailed,
+    TooFewRanks,
+    UsageError,
+)
 from flodl.head.main import run_head
 from flodl.messages import EpochReport, EvalReport, HeadReady, RunEnded, StopRequest
 from flodl.spec import context
@@ -22,6 +31,7 @@ from flodl.spec.job import TrainingJob
 from flodl.spec.knobs import resolve
 from flodl.spec.metrics import EpochMetrics
 from flodl.spec.state import StateInfo, dump_state
+from flodl.spec.uncaught import MARK
 from flodl.trainer.config import TrainerConfig
 
 LIMIT_S = 30.0
@@ -91,11 +101,13 @@ def test_results_reach_the_handle_and_the_state_ends_it(
 
 
 @pytest.mark.parametrize(
-    ("ended", "words"),
+    ("ended", "kind", "words"),
     [
-        (RunEnded("failed", "rank 1 failed: ValueError: x", "", 0), "rank 1 failed: ValueError: x"),
-        (RunEnded("failed", "rank 1 failed", "/some/state", 0), "rank 1 failed"),
-        (RunEnded("stopped", "", "", 0), "the run stopped without a trained state"),
+        (RunEnded("failed", "rank 1 failed: ValueError: x", "", 0, 1), RankFailed, "rank 1 failed: ValueError: x"),
+        (RunEnded("failed", "rank 1 failed", "/some/state", 0, 7), RankFailed, "rank 1 failed"),
+        (RunEnded("stopped", "", "", 0, 130), RankFailed, "the run stopped without a trained state"),
+        (RunEnded("failed", "not finite on every rank", "", 0, 5), TooFewRanks, "not finite on every rank"),
+        (RunEnded("failed", "there is no checkpoint", "", 0, 6), CheckpointError, "there is no checkpoint"),
     ],
 )
 def test_a_run_without_a_result_is_an_error_of_join_in_one_line(
@@ -104,14 +116,18 @@ def test_a_run_without_a_result_is_an_error_of_join_in_one_line(
     handle: TrainHandle,
     capsys: pytest.CaptureFixture[str],
     ended: RunEnded,
+    kind: type[FlodlError],
     words: str,
 ) -> None:
     run_head(controller.ticket, job, handle)
     controller.say(ended)
 
-    with pytest.raises(RankFailed, match=words) as caught:
+    with pytest.raises(kind, match=words) as caught:
         handle.join(LIMIT_S)
-    sys.excepthook(RankFailed, caught.value, None)
+    assert type(caught.value) is kind
+    with pytest.raises(SystemExit) as ending:
+        sys.excepthook(kind, caught.value, None)
+    assert ending.value.code == kind.exit_code
     assert capsys.readouterr().err == f"flodl: {words}\n"
     sys.excepthook(ValueError, ValueError("the script's own"), None)
     assert "ValueError: the script's own" in capsys.readouterr().err
@@ -205,8 +221,9 @@ def test_cuda_before_trainer_run_is_refused(
         run_head({"run_id": "run-1", "address": "127.0.0.1:1", "token_file": "none"}, job, handle)
 
 
-def test_an_uncaught_failure_of_the_run_ends_the_script_with_one_line_and_code_1(
-    controller: Any, tmp_path: Path, deadline_factor: float
+@pytest.mark.parametrize(("code", "shown"), [(7, 1), (5, 5)])
+def test_an_uncaught_failure_of_the_run_ends_the_script_with_one_line_and_its_code(
+    controller: Any, tmp_path: Path, deadline_factor: float, code: int, shown: int
 ) -> None:
     path = tmp_path / "script.py"
     path.write_text(
@@ -221,8 +238,8 @@ def test_an_uncaught_failure_of_the_run_ends_the_script_with_one_line_and_code_1
     ticket = "head:" + str(controller.ticket).replace("'", '"')
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "FLODL_ROLE": ticket}
     with subprocess.Popen([sys.executable, str(path)], stderr=subprocess.PIPE, text=True, env=environment) as process:
-        controller.say(RunEnded("failed", "rank 1 failed: ValueError: planted", "", 0))
+        controller.say(RunEnded("failed", "rank 1 failed: ValueError: planted", "", 0, code))
         _, err = process.communicate(timeout=LIMIT_S * deadline_factor)
 
-    assert err == "flodl: rank 1 failed: ValueError: planted\n"
-    assert process.returncode == 1
+    assert err == f"{MARK}flodl: rank 1 failed: ValueError: planted\n"  # fdl launch has said it
+    assert process.returncode == shown

@@ -98,6 +98,29 @@ def test_default_is_the_live_run() -> None:
     assert rundir.find(must_be_live=True) == live
 
 
+def test_whoever_changes_a_run_is_asked_which_of_several_live_ones() -> None:
+    older, newer = (make(f"2026010{day}-000000-aaaa", live=True) for day in (1, 2))
+    other = make("20260103-000000-bbbb", "other", live=True)
+    assert rundir.find() == other
+    assert rundir.find("train") == newer
+    with pytest.raises(ConfigError) as refused:
+        rundir.find(must_be_live=True)
+    assert str(refused.value).splitlines() == [
+        "3 runs are live; which one? give its id, or its beginning:",
+        f"  {other.run_id} (other)",
+        f"  {newer.run_id} (train)",
+        f"  {older.run_id} (train)",
+    ]
+    with pytest.raises(ConfigError, match="2 runs are live"):
+        rundir.find("train", must_be_live=True)
+    assert rundir.find("other", must_be_live=True) == other
+    assert rundir.find(older.run_id, must_be_live=True) == older
+    assert rundir.find("20260101", must_be_live=True) == older
+    for ended in (other, newer):
+        ended.write("outcome.json", "{}")
+    assert rundir.find(must_be_live=True) == older
+
+
 def test_wrong_words_are_answered_with_what_there_is() -> None:
     make("20260101-000000-aaaa", "a")
     make("20260101-000000-bbbb", "b")

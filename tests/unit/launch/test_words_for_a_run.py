@@ -149,6 +149,29 @@ def test_headline_leaves_out_what_is_for_a_closer_look(run: RunDir) -> None:
     assert not any(MARK in line for line in lines)
 
 
+def test_headline_says_from_how_many_the_same_came(run: RunDir) -> None:
+    told = "flodl.errors.ConfigError: no\n  in your script\n"
+    for name in ("rank0", "rank2", "head"):
+        (run.logs / f"{name}.stderr.log").write_text(f"{told}{MARK}frame of {name}\n")
+    (run.logs / "rank1.stderr.log").write_text("flodl.errors.ConfigError: another\n")
+    failure = {**FAILURE, "kind": "exit", "error": "exited with code 2"}
+    lines = describe_outcome(run, {"status": "failed", "failure": failure}, {})
+    assert lines[-2:] == [
+        "the same came from 1 more rank(s) and the head",
+        f"full log: {run.logs / 'rank2.stderr.log'}",
+    ]
+    lost = {**FAILURE, "kind": "host lost"}
+    (run.logs / "daemon-node-b.log").write_text("flodl.errors.ConfigError: no\n")
+    assert not any("the same" in line for line in describe_outcome(run, {"status": "failed", "failure": lost}, {}))
+
+
+def test_ranks_that_share_a_warning_have_not_failed_alike(run: RunDir) -> None:
+    for rank in (1, 2):
+        (run.logs / f"rank{rank}.stderr.log").write_text("UserWarning: no GPU\n")
+    lines = describe_outcome(run, {"status": "failed", "failure": {**FAILURE, "kind": "signal", "signal": 9}}, {})
+    assert lines[-2:] == ["  | UserWarning: no GPU", f"full log: {run.logs / 'rank2.stderr.log'}"]
+
+
 @pytest.mark.parametrize(("wish", "is_there"), [("", False), ("1", True)])
 def test_own_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch, wish: str, is_there: bool) -> None:
     monkeypatch.setenv("FDL_TRACEBACK", wish)

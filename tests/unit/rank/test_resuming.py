@@ -384,6 +384,117 @@ def test_other_optimizer_is_refused(build_net: Build, fd: int, ours: Any, theirs
     assert refused(fd, stepper).removesuffix("; resume with the one it was saved with") == message
 
 
+def memory_of(parameter: str, name: str, value: Any) -> Callable[[Any], None]:
+    """Another value in the memory of a parameter; None leaves it out."""
+
+    def change(note: Any) -> None:
+        values = dict(note["whole"]["optimizer"]["state"])[parameter]["dict"]
+        values[:] = [pair for pair in values if pair[0] != name] + ([] if value is None else [[name, value]])
+
+    return change
+
+
+def pair_of(node: Any, name: str) -> list[Any]:
+    """The pair in a dict as it is saved."""
+    pair: list[Any] = next(pair for pair in node["dict"] if pair[0] == name)
+    return pair
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "adam",
+            memory_of("embed.weight", "exp_avg", {"tensor": "optim/strided/exp_avg"}),
+            "optim/embed.weight/exp_avg is float32 [3, 4] in the saved state, and float32 [4, 3] in this training",
+        ),
+        (
+            "adam",
+            memory_of("narrow", "exp_avg_sq", {"tensor": "mean"}),
+            "optim/narrow/exp_avg_sq is float32 [3] in the saved state, and bfloat16 [3] in this training",
+        ),
+        (
+            "adam",
+            memory_of("embed.weight", "step", {"tensor": "mean"}),
+            "optim/embed.weight/step is float32 [3] in the saved state, and float32 [] in this training",
+        ),
+        (
+            "adam",
+            memory_of("embed.weight", "step", {"tensor": "mask"}),
+            "optim/embed.weight/step is bool [2] in the saved state, and float32 [] in this training",
+        ),
+        (
+            "adam",
+            memory_of("embed.weight", "step", 3),
+            "optim/embed.weight/step is 3 in the saved state, and a tensor in this training",
+        ),
+        (
+            "adam",
+            memory_of("scale", "max_exp_avg_sq", None),
+            "optim/scale has no max_exp_avg_sq in the saved state, and this training's optimizer needs it",
+        ),
+        (
+            "momentum",
+            memory_of("strided", "momentum_buffer", {"tensor": "embed.weight"}),
+            "optim/strided/momentum_buffer is float32 [4, 3] in the saved state, and float32 [3, 4] in this training",
+        ),
+        (
+            "adagrad",  # its memory is made with it, and no step can be rehearsed without
+            memory_of("embed.weight", "sum", {"tensor": "optim/strided/sum"}),
+            "optim/embed.weight/sum is float32 [3, 4] in the saved state, and float32 [4, 3] in this training",
+        ),
+        (
+            "adam",
+            lambda note: note["whole"]["optimizer"]["state"][0].__setitem__(1, "all"),
+            "is 'all' in the saved state, expected step, exp_avg, exp_avg_sq, max_exp_avg_sq",
+        ),
+        (
+            "adam",
+            lambda note: pair_of(note["whole"]["optimizer"]["groups"][0], "eps").__setitem__(1, "small"),
+            "group 0 of the optimizer has settings in the saved state with which it cannot step here: TypeError: ",
+        ),
+    ],
+)
+def test_memory_with_which_torch_could_not_step_is_refused(
+    build_net: Build, fd: int, name: str, change: Callable[[Any], None], message: str
+) -> None:
+    ours, theirs = (build_net(make_optimizer=OPTIMIZERS[name]) for _ in range(2))
+    train(ours, range(2))
+    save(ours, fd)
+    change_note(fd, change)
+    assert message in refused(fd, theirs)
+
+
+def test_settings_of_the_file_count_for_what_is_remembered(build_net: Build, fd: int) -> None:
+    ours, theirs = (
+        build_net(make_optimizer=lambda p, a=amsgrad: torch.optim.Adam(p, 0.01, amsgrad=a)) for amsgrad in (True, False)
+    )
+    train(ours, range(2))
+    save(ours, fd)
+    take_whole_state(fd, theirs, None)
+    train(theirs, range(2, 3))
+    assert all("max_exp_avg_sq" in values for values in theirs.optimizer.state.values())
+
+
+class Padded(torch.optim.SGD):
+    """Steps in its own way, with a memory that is larger than the parameters."""
+
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            self.state[parameter]["momentum_buffer"] = torch.zeros(64)
+        super().step()
+
+
+@pytest.mark.parametrize("kind", [Padded, torch.optim.Adafactor])
+def test_memory_that_is_not_known_beforehand_is_taken(build_net: Build, fd: int, kind: Any) -> None:
+    ours, theirs = (build_net(make_optimizer=lambda p: kind(p, 0.01)) for _ in range(2))
+    train(ours, range(2))
+    save(ours, fd)
+    take_whole_state(fd, theirs, None)
+    assert_same(everything(theirs), everything(ours))
+    train(theirs, range(2, 3))
+
+
 @pytest.mark.parametrize(
     ("ours", "theirs", "message"),
     [

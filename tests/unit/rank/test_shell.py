@@ -103,14 +103,12 @@ def test_functions_of_the_script_see_the_consensus(run: Run, action: RankAction)
 
 
 def test_state_is_taken_and_told_under_its_number(run: Run) -> None:
-    calls: list[str] = []
-
-    assert run(TakeState(4), take_over=lambda: calls.append("taken")) == StateTaken(4, "")
-    assert calls == ["taken"]
+    assert run(TakeState(4), take_over=list) == StateTaken(4, "")
+    assert run(TakeState(4), take_over=lambda: ["the lr", "\udcff"]) == StateTaken(4, "", ("the lr", "\\udcff"))
 
 
 def test_state_that_does_not_fit_is_told_in_words(run: Run) -> None:
-    def take_over() -> None:
+    def take_over() -> list[str]:
         raise CheckpointError("scale is float32 [] in the saved state, and float32 [2] in this model")
 
     told = run(TakeState(4), take_over=take_over)

@@ -14,7 +14,7 @@ from flodl.checkpoint.bundle import Stem
 from flodl.checkpoint.reader import find
 from flodl.checkpoint.writer import BundleWriter
 from flodl.core.actions import OpenSave
-from flodl.core.events import BundleRead, SaveSettled
+from flodl.core.events import BundleRead, PlaceTried, SaveSettled
 from flodl.core.position import Position, ResumePoint, SaveReason
 from flodl.messages import CadenceSettings, Mode, Settings, StateSent
 from flodl.rank.solo_saves import COPY_BYTES, SoloSaves
@@ -30,7 +30,7 @@ class Desk:
 
     def __init__(self, folder: Path) -> None:
         self.stem = folder / "run"
-        self.told: list[SaveSettled | BundleRead] = []
+        self.told: list[PlaceTried | SaveSettled | BundleRead] = []
         self.saves = SoloSaves(CHOSEN, folder, self.told.append)
 
     def order(self, transfer: int, stem: str = "run", point: ResumePoint = POINT, keep_last: int = 1) -> None:
@@ -60,6 +60,23 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(BundleWriter, "part", slow)
     yield gate
     gate.set()
+
+
+def test_place_is_tried_and_nothing_stays(desk: Desk) -> None:
+    (desk.stem.parent / "file").write_text("")
+    with desk.saves:
+        for stem in ("ckpts/run", "file/run", "."):
+            desk.saves.try_place(stem)
+
+    sound, taken, nameless = desk.told
+    assert sound == PlaceTried("")
+    assert taken == PlaceTried(
+        f"save_path {desk.stem.parent}/file/run cannot be used: Not a directory: a folder on the way there is a file: "
+        "save elsewhere"
+    )
+    assert isinstance(nameless, PlaceTried)
+    assert nameless.error
+    assert [path.name for path in desk.stem.parent.iterdir()] == ["file"]
 
 
 def test_what_was_handed_over_is_saved_with_the_users_settings(desk: Desk) -> None:

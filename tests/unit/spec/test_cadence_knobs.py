@@ -17,6 +17,11 @@ class Own:
         return flodl.ConvergenceAction.STABLE
 
 
+class Deaf:
+    def judge(self) -> None:
+        """It does not hear what it shall judge."""
+
+
 @pytest.mark.parametrize(
     ("config", "guard"),
     [
@@ -51,6 +56,7 @@ def test_only_a_guard_of_the_users_own_is_asked_in_the_head() -> None:
     ("knobs", "words"),
     [
         ({"guard": "trend"}, r"guard is 'trend'; pass a guard such as flodl.TrendGuard\(0.1\)"),
+        ({"guard": Deaf()}, r"guard.judge is called as guard.judge\(figures\), and judge takes \(\)"),
         ({"guard": flodl.TrendGuard}, "guard is <class .*TrendGuard'>; pass a guard such as"),
         ({"no_divergence_guard": 1}, "no_divergence_guard is 1; it must be True or False"),
         ({"meta_controller": None}, "meta_controller is None; it must be True or False"),

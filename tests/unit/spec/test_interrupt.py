@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_after_the_end_of_training_the_first_interrupts() -> None:
     with pytest.raises(KeyboardInterrupt):
         interrupt()
     assert not stops
+
+
+def test_in_another_thread_ctrl_c_stays_what_it_was() -> None:
+    with ThreadPoolExecutor(1) as other:
+        other.submit(stop_on_interrupt, lambda: pytest.fail("not ours"), lambda: False).result(30.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
 
 
 def test_the_scripts_own_handler_is_left_alone() -> None:

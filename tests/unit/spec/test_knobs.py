@@ -1,6 +1,7 @@
 """The knobs: one definition for keywords, setters and values, and one clear message for whatever cannot be used."""
 
 import copy
+import functools
 import itertools
 import math
 import traceback
@@ -155,9 +156,9 @@ def test_an_unknown_setter_is_an_attribute_error_that_names_the_right_one(table:
         ({"elche": 3}, r"elche is 3; pass an ElCheConfig such as ElCheConfig.cpu_cadence\(\)"),
         ({"epoch_callback_policy": 1}, "pass EpochCallbackPolicy.FASTEST or"),
         ({"eval_dataset": DATA}, "eval_dataset is set but eval_fn is not; set both, or neither"),
-        ({"eval_fn": len}, "eval_fn is set but eval_dataset is not; set both, or neither"),
+        ({"eval_fn": max}, "eval_fn is set but eval_dataset is not; set both, or neither"),
         ({"eval_result_fn": print}, "set eval_dataset and eval_fn too"),
-        ({"eval_dataset": [], "eval_fn": len}, "eval_dataset has length 0"),
+        ({"eval_dataset": [], "eval_fn": max}, "eval_dataset has length 0"),
         ({"elche": ElCheConfig(min_anchor=9, max_anchor=8)}, "min_anchor 9 is above max_anchor 8"),
     ],
 )
@@ -260,6 +261,10 @@ class Named(Anonymous):
         (SlowMomentum, r"pass an outer optimizer such as flodl\.SlowMomentum"),
         (torch.optim.SGD([torch.zeros(1)]), r"pass an outer optimizer such as flodl\.SlowMomentum"),
         (type("Negative", (Named,), {"slots": -1})(), "slots of outer_optimizer"),
+        (
+            type("Other", (Named,), {"step": lambda self, consensus: None})(),
+            r"outer_optimizer\.step\(prev, consensus, state\), and <lambda> takes \(consensus\)",
+        ),
         (type("Silent", (Named,), {"resets_inner": None})(), "resets_inner = False"),
         (Anonymous(), "give Anonymous a __repr__"),
     ],
@@ -461,3 +466,53 @@ def test_checkpoint_at_epoch_counts_the_epochs_of_split_passes() -> None:
 def test_checkpoint_knobs_that_cannot_be_used_name_the_fix(knobs: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(**knobs)
+
+
+# --------------------------------------------------------------------------------------------------------- functions
+def two(first: object, second: object) -> None: ...
+
+
+def keyword(*, epoch: int) -> None: ...
+
+
+class Called:
+    def __call__(self, only: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("metrics_fn", two, r"metrics_fn(metrics), and two takes (first: object, second: object) -> None"),
+        ("epoch_fn", Called(), r"epoch_fn(epoch, worker), and Called takes (only: object) -> None"),
+        ("checkpoint_fn", lambda model: None, r"checkpoint_fn(epoch, model), and <lambda> takes (model)"),
+        ("eval_result_fn", keyword, r"eval_result_fn(epoch, value), and keyword takes (*, epoch: int) -> None"),
+        ("scheduler_fn", lambda o, steps, rate: None, r"scheduler_fn(optimizer, total_steps), and <lambda> takes (o, "),
+        ("collate_fn", lambda: None, r"collate_fn(samples), and <lambda> takes ()"),
+        ("eval_fn", lambda model: 0.0, r"eval_fn(model, input, target), and <lambda> takes (model)"),
+    ],
+)
+def test_function_that_does_not_take_what_it_is_called_with_is_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        config(**{name: value})
+    assert str(raised.value).startswith(f"{name} is called as {words}")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("metrics_fn", print),
+        ("metrics_fn", {}.update),  # it does not say what it takes
+        ("metrics_fn", functools.partial(two, 1)),
+        ("epoch_fn", lambda *arguments: None),
+        ("epoch_fn", lambda epoch, worker, more=3: None),
+        ("scheduler_fn", torch.optim.lr_scheduler.CosineAnnealingLR),
+        ("collate_fn", None),
+    ],
+)
+def test_function_that_takes_what_it_is_called_with_is_welcome(name: str, value: Any) -> None:
+    assert getattr(resolve(config(**{name: value})), name) is value
+
+
+@pytest.mark.parametrize("eval_fn", [lambda model, x: 0.0, lambda model, *parts: 0.0, lambda model, a, b, c, d: 0.0])
+def test_evaluation_takes_the_model_and_whatever_a_batch_has(eval_fn: Any) -> None:
+    assert resolve(config(eval_dataset=DATA, eval_fn=eval_fn)).eval_fn is eval_fn

@@ -11,6 +11,7 @@ from torch import nn
 
 import flodl
 from flodl.errors import CheckpointError
+from flodl.spec import context
 from flodl.spec.state import load_state
 from tests.bundles import weights, write_bundle
 
@@ -81,3 +82,21 @@ def test_checkpoint_of_a_run_is_not_broken_up(tmp_path: Path) -> None:
 def test_path_that_names_no_file_is_refused(path: str) -> None:
     with pytest.raises(CheckpointError):
         flodl.save_checkpoint(nn.Linear(1, 1), path)
+
+
+@pytest.mark.parametrize("path", ["ckpts/run", "ckpts/run.fdl", "link/run"])
+def test_place_where_the_run_of_this_process_will_save_is_refused_while_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ckpts").mkdir()
+    (tmp_path / "link").symlink_to("ckpts")
+    context.enter(context.Role.RANK, 1, 2, save_path="ckpts/run")
+    try:
+        with pytest.raises(CheckpointError, match=r"is where this run saves its checkpoints \(save_path\); choose"):
+            flodl.save_checkpoint(nn.Linear(1, 1), path)
+        flodl.save_checkpoint(nn.Linear(1, 1), "ckpts/mine")
+    finally:
+        context.leave()
+    assert os.listdir(tmp_path / "ckpts") == ["mine.fdl"]
+    flodl.save_checkpoint(nn.Linear(1, 1), path)

@@ -125,6 +125,15 @@ def test_a_spawned_child_that_imports_an_unguarded_script_is_told_of_the_guard(t
         ((torch.nn.Linear(1, 1), torch.optim.Adam, max), "build_model is a model already"),
         ((max, torch.optim.SGD([torch.zeros(1)]), max), "make_optimizer is an optimizer already"),
         ((max, torch.optim.Adam, None), "train_step is None"),
+        (
+            (lambda: 1, torch.optim.Adam, max),
+            r"build_model is called as build_model\(device\), and <lambda> takes \(\)",
+        ),
+        ((max, lambda p, lr: 1, max), r"called as make_optimizer\(parameters\), and <lambda> takes \(p, lr\)"),
+        (
+            (max, max, lambda model, x, y: 1),
+            r"called as train_step\(model, batch\), and <lambda> takes \(model, x, y\)",
+        ),
     ],
 )
 def test_what_is_no_function_is_refused(functions: tuple[Any, Any, Any], message: str) -> None:
