@@ -12,11 +12,14 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
+    "attach": "watch a live run as fdl launch does, to its end",
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
     "launch": "train a script on this machine or on a cluster",
+    "ps": "list runs, live and past",
+    "start": "start a run whose join window is held",
     "status": "show a run's phase, hosts, ranks, rates and shares",
     "stop": "end a run in order, or at once",
     "tail": "show the logs of a run's ranks, wherever they run",

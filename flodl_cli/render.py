@@ -23,11 +23,20 @@ RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "STEPS", "RATE",
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
-STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red"}
+STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red", "failed": "red", "vanished": "red", "damaged": "red"}
 
 
 def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
     """The whole of ``fdl status``, without a line end, as ``stream`` shows it best."""
+    return _text(status_parts(state, name), stream)
+
+
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> str:
+    """A table alone, likewise; a column without any value is left out."""
+    return _text([table(header, rows)], stream)
+
+
+def _text(parts: Sequence[RenderableType], stream: TextIO) -> str:
     is_screen = stream.isatty()
     console = Console(
         file=stream,
@@ -37,7 +46,7 @@ def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
         highlight=False,
     )
     with console.capture() as capture:
-        for part in status_parts(state, name):
+        for part in parts:
             console.print(part, soft_wrap=isinstance(part, Text))
     return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
@@ -72,7 +81,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for index in columns:
         made.add_column(header[index], no_wrap=header[index] not in FREE_TEXT, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(row[index].replace("\n", " "), STYLES.get(row[index], "")) for index in columns))
+        made.add_row(*(Text(printable(row[index].replace("\n", " ")), STYLES.get(row[index], "")) for index in columns))
     return made
 
 

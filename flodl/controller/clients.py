@@ -2,8 +2,8 @@
 
 from typing import Final, assert_never
 
-from flodl.core.events import DrainAsked, JobEvent, StopAsked
-from flodl.core.job import JobCore
+from flodl.core.events import DrainAsked, JobEvent, StartAsked, StopAsked
+from flodl.core.job import JobCore, Phase
 from flodl.launch.document import dump
 from flodl.launch.plan import RunSpec, guest_bootstrap
 from flodl.messages import (
@@ -13,6 +13,8 @@ from flodl.messages import (
     DrainAccepted,
     DrainRequest,
     FromClient,
+    StartAccepted,
+    StartRequest,
     StopAccepted,
     StopRequest,
     ToClient,
@@ -36,6 +38,8 @@ class ClientDesk:
         match message:
             case StopRequest(source, abort, exit_code):
                 return StopAccepted(str(self._core.phase)), StopAsked(_shortened(source), abort, exit_code)
+            case StartRequest(source):
+                return self._start(_shortened(source))
             case DrainRequest(host, source):
                 return self._drain(host, _shortened(source))
             case AskBootstrap(host):
@@ -50,6 +54,13 @@ class ClientDesk:
         if refusal:
             return Declined(refusal, self._core.may_come_later(host))
         return BootstrapGiven(dump(guest_bootstrap(self._spec, host)))
+
+    def _start(self, source: str) -> tuple[ToClient, JobEvent | None]:
+        refusal = self._core.start_refusal()
+        if refusal:
+            return Declined(refusal, is_early=self._core.phase is Phase.WAITING), None
+        window = self._core.startup.window
+        return StartAccepted(window.rank_count, tuple(window.joined)), StartAsked(source)
 
     def _drain(self, host: str, source: str) -> tuple[ToClient, JobEvent | None]:
         refusal = self._core.drain_refusal(host) if is_host_name(host) else NO_NAME

@@ -70,7 +70,11 @@ class Roster:
         await self._joined.setdefault(host, asyncio.Event()).wait()
 
     async def bring_up(self, host: HostPlan) -> None:
-        """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        """Start one host's daemon and see it join; a failure is an event, never an exception. One that is managed dials
+        in by itself.
+        """
+        if host.kind is HostKind.MANAGED:
+            return
         failed = await self._try(host)
         if failed is not None:
             self._post(failed)
@@ -82,7 +86,7 @@ class Roster:
         says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once.
         """
         plan = next(plan for plan in self._spec.hosts if plan.name == host)
-        if host in self._searching:
+        if host in self._searching or plan.kind is HostKind.MANAGED:
             return
         self._searching.add(host)
         try:

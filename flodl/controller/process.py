@@ -34,7 +34,7 @@ from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolErro
 from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
-from flodl.launch.plan import RunSpec
+from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started
 from flodl.messages import (
     Beat,
@@ -205,6 +205,9 @@ class Controller:
         info = ControllerInfo(os.getpid(), started, host, port, self._spec.tls, shown)
         self._run.write("controller.json", dump(info))
         self._tell_security(shown)
+        terms = self._core.startup.window.terms()
+        if terms:
+            self._events.add(act.Record("window_open", act.Severity.INFO, f"the join window is open: {terms}", {}))
 
     def _tell_security(self, certificate: str) -> None:
         if certificate:
@@ -249,7 +252,10 @@ class Controller:
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
-            stream.send(StopHost(f"host {host} has already joined this run", 0.0))
+            reason = f"host {host} has already joined this run; another machine needs another name"
+            stream.send(StopHost(reason, 0.0))
+            detail = f"{host} refused, at {hello.address}: {reason}"
+            self._events.add(act.Record("join_refused", act.Severity.WARNING, detail, {"host": host}))
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
@@ -536,6 +542,8 @@ def _job_settings(spec: RunSpec) -> JobSettings:
             join.join_timeout_s,
             join.max_join_timeout_s,
             join.elastic,
+            join.start,
+            frozenset(host.name for host in spec.hosts if host.kind is HostKind.MANAGED),
         ),
         LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
         has_head=True,

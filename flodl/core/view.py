@@ -31,6 +31,7 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             for absence in core.startup.window.absences()
         ],
         "losses": [{"host": loss.host, "rank": loss.rank, "error": loss.error} for loss in core.ending.losses],
+        "join": _join(core, now_s),
         "ending": core.ending.status if core.ending.is_decided else None,
         "message": core.ending.message,
         "waits_for": _awaited(core),
@@ -43,6 +44,8 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
             "epoch_samples": training.supply.epoch_size,
             "samples_merged": training.supply.epoch_merged,
             "callback_rank": training.callbacks.owner,
+            "lowest_loss": _metric(training.lowest_loss),
+            "last_eval": _metric(training.callbacks.last_eval),
             "cadence": {
                 "phase": training.elche.phase.name.lower(),
                 "anchor": training.elche.anchor if has_anchor else None,
@@ -55,10 +58,43 @@ def snapshot(core: JobCore, now_s: float) -> dict[str, Any]:
     return view
 
 
-def _awaited(core: JobCore) -> list[str]:
-    """Whom a run that ends still waits for: ranks first, then hosts, then the head."""
-    if not core.ending.is_decided and core.phase not in (Phase.FINISHING, Phase.ENDING):
+def _metric(found: tuple[int, float] | None) -> dict[str, Any] | None:
+    """A value and the epoch that it is of; epochs count from 0."""
+    return None if found is None else {"epoch": found[0], "value": found[1]}
+
+
+def _join(core: JobCore, now_s: float) -> dict[str, Any] | None:
+    """The join window while it is open; seconds from now. Once it can only be held ``closes_in_s`` is None."""
+    window = core.startup.window
+    if core.phase is not Phase.WAITING:
+        return None
+    running_s, closes_at_s = core.running_s(now_s), window.closes_at_s
+    return {
+        "start": str(window.settings.start),
+        "is_held": not window.fire_refusal(),
+        "ranks": window.rank_count,
+        "least": window.least or None,
+        "target": window.settings.target_ranks or None,
+        "closes_in_s": None if closes_at_s is None else max(closes_at_s - running_s, 0.0),
+        "fails_in_s": max(window.fails_at_s - running_s, 0.0),
+    }
+
+
+def _coming(core: JobCore) -> list[str]:
+    """Whom a run that starts still waits for."""
+    if core.phase is Phase.WAITING:
+        return [f"host {absence.host}" for absence in core.startup.window.absences()]
+    if core.phase is not Phase.STAGING:
         return []
+    building = core.membership.with_status(RankStatus.SPAWNED)
+    ranks = [f"rank {rank} on {core.membership[rank].host}" for rank in building]
+    return ranks or ([] if core.startup.head_ready else ["the head"])
+
+
+def _awaited(core: JobCore) -> list[str]:
+    """Whom a run that starts or ends still waits for: ranks first, then hosts, then the head."""
+    if not core.ending.is_decided and core.phase not in (Phase.FINISHING, Phase.ENDING):
+        return _coming(core)
     ranks = core.membership.live
     if core.training is not None and core.phase is Phase.FINISHING:
         owner = core.training.callbacks.owner

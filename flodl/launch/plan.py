@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
+from flodl.core.window import StartRule
 from flodl.errors import ConfigError
 from flodl.launch import commands
 from flodl.launch.bootstrap import Bootstrap, Liveness
@@ -32,10 +33,11 @@ _TLS_WORDS: Final = {
 
 
 class HostKind(StrEnum):
-    """How a host's daemon comes up: as a child process here, or over ssh."""
+    """How a host's daemon comes up: as a child process here, over ssh, or by itself: it dials in."""
 
     LOCAL = "local"
     SSH = "ssh"
+    MANAGED = "managed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host.
+    cluster file demands, empty where admission decides. ``ssh`` is there for a host of the kind ssh only.
     """
 
     name: str
@@ -77,7 +79,8 @@ class HostPlan:
 class JoinPlan:
     """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
 
-    ``elastic``: hosts may join a run that trains.
+    ``elastic``: hosts that no roster knows may join, before the start and while the run trains. ``start``: who closes
+    the window.
     """
 
     min_rank_start: int = 0
@@ -85,6 +88,7 @@ class JoinPlan:
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
     elastic: bool = True
+    start: StartRule = StartRule.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +183,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.join_timeout,
             controller.join.max_join_timeout,
             controller.join.elastic,
+            StartRule(controller.join.start),
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
@@ -253,6 +258,9 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"  env       {_keys(spec.env)}",
     ]
     for host in spec.hosts:
+        if host.kind is HostKind.MANAGED:
+            lines.append(f"host        {host.name} ({host.kind}): its daemon dials in by itself")
+            continue
         start = commands.openssh_command(host) or commands.daemon_argv(host.python)
         lines += [
             f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
@@ -266,17 +274,19 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
 
 
 def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:
-    is_local = worker.ssh is None and (worker.host in request.local_names or worker.host == spec.controller.host)
+    is_managed = worker.daemon == "managed"
+    is_here = worker.ssh is None and (worker.host in request.local_names or worker.host == spec.controller.host)
+    is_local = is_here and not is_managed
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
-    ssh = None if is_local else _ssh(worker)
+    ssh = None if is_local or is_managed else _ssh(worker)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
     return HostPlan(
         name=worker.host,
-        kind=HostKind.LOCAL if is_local else HostKind.SSH,
+        kind=HostKind.MANAGED if is_managed else HostKind.LOCAL if is_local else HostKind.SSH,
         devices=devices,
         python=worker.python or (request.python if is_local else ""),
         cwd=folder if below == "." else os.path.join(folder, below),

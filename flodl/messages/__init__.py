@@ -35,6 +35,7 @@ from flodl.messages.controller import (
     SendState,
     SpawnRanks,
     StartRound,
+    StartAccepted,
     StopAccepted,
     StopHost,
     StoreReply,
@@ -53,7 +54,16 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import AskBootstrap, DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import (
+    AskBootstrap,
+    DrainRequest,
+    GuardVerdict,
+    HeadError,
+    HeadReady,
+    RoundJudged,
+    StartRequest,
+    StopRequest,
+)
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -183,6 +193,8 @@ __all__ = [
     "StartRound",
     "StateLoaded",
     "StateSent",
+    "StartAccepted",
+    "StartRequest",
     "StopAccepted",
     "StopHost",
     "StopRequest",

@@ -27,6 +27,7 @@ from flodl.messages.controller import (
     RunEval,
     SendState,
     SpawnRanks,
+    StartAccepted,
     StartRound,
     StopAccepted,
     StopHost,
@@ -44,7 +45,7 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StartRequest, StopRequest
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -104,8 +105,8 @@ FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped |
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
-FromClient: TypeAlias = StopRequest | DrainRequest | AskBootstrap
-ToClient: TypeAlias = StopAccepted | DrainAccepted | BootstrapGiven | Declined
+FromClient: TypeAlias = StopRequest | StartRequest | DrainRequest | AskBootstrap
+ToClient: TypeAlias = StopAccepted | StartAccepted | DrainAccepted | BootstrapGiven | Declined
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
     Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient

@@ -14,12 +14,13 @@ from flodl.errors import ConfigError
 from flodl.launch import rundir
 from flodl.launch.join import JoinRequest, join
 from flodl.wire.handshake import is_host_name
+from flodl_cli.runs import complete_live, live_run
 
 DEFAULT_PORT: Final = 1337
 
 
 @click.command("join", short_help="offer this machine's devices to a run")
-@click.argument("target", metavar="[RUN|HOST:PORT]", required=False)
+@click.argument("target", metavar="[RUN|HOST:PORT]", required=False, shell_complete=complete_live)
 @click.option("--token-file", type=click.Path(path_type=Path), help="The run's token, copied from its directory.")
 @click.option("--devices", default="all", show_default=True, help="0,1 for GPUs; cpu,cpu for two CPU ranks; all.")
 @click.option("--host", default=None, metavar="NAME", help="The name in the run; default: this machine's.")
@@ -68,13 +69,10 @@ def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host
 
 def _local(target: str | None, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:
     try:
-        run = rundir.find(target, must_be_live=True)
+        run, info, _ = live_run(target)
     except ConfigError as error:
         hint = "\n  a controller elsewhere needs --token-file" if ":" in (target or "") else ""
         raise ConfigError(f"{error}{hint}") from None
-    info = run.controller()
-    if info is None:
-        raise ConfigError(f"run {run.run_id} has not started yet")
     asked = run.read_json("run.json") or {}
     project = os.path.abspath(path or str(asked.get("project") or asked.get("cwd") or "."))
     log = run.logs / f"daemon-{host}.log"
