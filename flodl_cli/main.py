@@ -15,6 +15,7 @@ COMMANDS: Final = {
     "attach": "watch a live run as fdl launch does, to its end",
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
+    "debug": "gather what a bug report needs",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
     "launch": "train a script on this machine or on a cluster",

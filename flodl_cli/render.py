@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.launch.progress import phase_words
 from flodl.launch.waiting import whom
 from flodl.spec.words import printable
 
@@ -23,7 +24,14 @@ RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "STEPS", "RATE",
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
-STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red", "failed": "red", "vanished": "red", "damaged": "red"}
+STYLES: Final = {
+    "suspect": "yellow",
+    "dead": "red",
+    "gone": "red",
+    "failed": "red",
+    "vanished": "red",
+    "damaged": "red",
+}
 
 
 def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
@@ -101,7 +109,7 @@ def _phase(state: Mapping[str, Any]) -> str:
     outcome = state.get("outcome")
     if isinstance(outcome, dict):
         return f"{outcome.get('status', 'ended')}, exit code {outcome.get('exit_code', '?')}"
-    return str(state.get("phase", "unknown"))
+    return phase_words(state)
 
 
 def _message(state: Mapping[str, Any]) -> str:

@@ -158,7 +158,7 @@ class Controller:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
-        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
+        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect, self._note_refused)
         run = Run(self._spec.run_id, self._token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
         try:
@@ -332,6 +332,9 @@ class Controller:
         except BaseException:
             link.close()
             raise
+
+    def _note_refused(self, where: str, reason: str) -> None:
+        self._events.add(act.Record("peer_refused", act.Severity.WARNING, f"{where} {reason}", {}))
 
     # ----------------------------------------------------------------------------------------------------- actions
     def _execute(self, action: act.JobAction) -> None:

@@ -11,7 +11,9 @@ SAME_BUILD = (
     "look for code that depends on the rank, the host or the time before Trainer.run"
 )
 SAME_SCRIPT = "Every host must have the same script: copy the project there anew"
-ONE_KIND = "A collective mode averages over devices of one kind: take a cpu_* mode, or leave out the hosts of the other kind"
+ONE_KIND = (
+    "A collective mode averages over devices of one kind: take a cpu_* mode, or leave out the hosts of the other kind"
+)
 ONE_TORCH = "A collective mode needs one torch (major.minor) everywhere: install the same, or take a cpu_* mode"
 
 _KINDS = {"cpu": "CPU", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}

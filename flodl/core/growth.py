@@ -29,6 +29,8 @@ NOT_ELASTIC = "the run has started without it, and join.elastic is false"
 
 DRAINED = "its host is drained"
 
+ENDED_WITH_RUN = "stopped with the run"
+
 
 class Newcomer(StrEnum):
     """One rank's way into the cohort."""

@@ -46,7 +46,7 @@ from flodl.core.events import (
     Ticked,
 )
 from flodl.core.finale import Finale
-from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
+from flodl.core.growth import DRAINED, ENDED_WITH_RUN, NOT_ELASTIC, Growth, refusal, sent_away
 from flodl.core.leaving import Leaving
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
@@ -430,7 +430,9 @@ class JobCore:
         if self.phase is not Phase.STAGING or (left and len(left) >= self.startup.least):
             return actions
         message = f"too few ranks to start: {len(left)} of {self.startup.least} ranks are left; rank {rank}: {reason}"
-        return actions + self._fail(end.loss(end.KIND_REFUSED, self.membership[rank].host, rank, reason), message, now_s)
+        return actions + self._fail(
+            end.loss(end.KIND_REFUSED, self.membership[rank].host, rank, reason), message, now_s
+        )
 
     def _send_away(self, rank: RankId, reason: str) -> list[JobAction]:
         """A newcomer cannot take part; nobody else is touched. Its host leaves with its last rank."""
@@ -484,7 +486,7 @@ class JobCore:
         loss = Failure(end.KIND_SIGNAL, host, rank, signalled, "", code, message.signal)
         if self.phase is Phase.ENDING:
             is_loss = message.signal and not message.by_us and not self.ending.is_decided
-            return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, "stopped with the run")
+            return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, ENDED_WITH_RUN)
         if message.by_us:
             reason = "stopped by its daemon, which leaves the run"
             return self._lose((rank,), end.loss(end.KIND_HOST, host, rank, reason), now_s)

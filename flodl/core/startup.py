@@ -49,7 +49,7 @@ class Startup:
         """The host has come."""
         self.window.join(hello)
         self._liveness.watch_host(hello.host, now_s)
-        known = ", a host of no roster" if self.window.is_walk_in(hello.host) else ""
+        known = ", a host of no roster," if self.window.is_walk_in(hello.host) else ""
         detail = f"{hello.host}{known} joined with {len(hello.devices)} device(s): {self.window.tally()}"
         return [Record("host_joined", Severity.INFO, detail, {"host": hello.host, "address": hello.address})]
 
@@ -67,7 +67,10 @@ class Startup:
 
     def hold(self) -> list[JobAction]:
         """While the window waits: said each time that it has come to wait for a person alone."""
-        was_held, self._is_held = self._is_held, self.window.settings.start is StartRule.MANUAL and self.window.has_least
+        was_held, self._is_held = (
+            self._is_held,
+            self.window.settings.start is StartRule.MANUAL and self.window.has_least,
+        )
         if was_held or not self._is_held:
             return []
         return [Record("window_held", Severity.INFO, f"{self.window.tally()}; fdl start starts the run", {})]
@@ -175,4 +178,7 @@ class Startup:
         note = Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", stems)
         skew = torch_skew(self._membership[rank] for rank in ranks)
         notes = [note, *([Record("torch_skew", Severity.WARNING, f"torch differs: {skew}", {})] if skew else [])]
-        return [*notes, *(SendHost(self._membership[rank].host, Admitted(rank, size, ranks, version)) for rank in ranks)]
+        return [
+            *notes,
+            *(SendHost(self._membership[rank].host, Admitted(rank, size, ranks, version)) for rank in ranks),
+        ]

@@ -72,6 +72,7 @@ def _join(core: JobCore, now_s: float) -> dict[str, Any] | None:
     return {
         "start": str(window.settings.start),
         "is_held": not window.fire_refusal(),
+        "has_least": window.has_least,
         "ranks": window.rank_count,
         "least": window.least or None,
         "target": window.settings.target_ranks or None,

@@ -173,7 +173,9 @@ class JoinWindow:
         if self._is_fired:
             return Verdict.START
         if self.settings.start is not StartRule.MANUAL:
-            if self._has_target or (self.has_least and (self._is_settled or now_s >= self._opened_s + self.settings.join_timeout_s)):
+            if self._has_target or (
+                self.has_least and (self._is_settled or now_s >= self._opened_s + self.settings.join_timeout_s)
+            ):
                 return Verdict.START
             if self._is_settled:
                 return Verdict.FAIL
@@ -211,12 +213,13 @@ class JoinWindow:
         if not (settings.target_ranks or settings.min_rank_start or settings.start is not StartRule.AUTO):
             return ""
         least = f"{self.least} ranks" if self.least else "all hosts"
-        by_itself = f"{settings.target_ranks or self.least} ranks" if self.least else "all hosts"
         ways = []
         if settings.start is not StartRule.MANUAL:
-            ways = [f"with {by_itself}", f"with {least} after {settings.join_timeout_s:g} s"]
+            ways.append("with all hosts" if not settings.target_ranks else f"with {settings.target_ranks} ranks")
+            if self.least != settings.target_ranks:
+                ways.append(f"with {least} after {settings.join_timeout_s:g} s")
         if settings.start is not StartRule.AUTO:
-            ways.append(f"by fdl start with {least}")
+            ways.append(f"when fdl start says so, with {least} at least")
         return f"it starts {' or '.join(ways)}; it fails with fewer after {settings.max_join_timeout_s:g} s"
 
     def tally(self) -> str:

@@ -66,7 +66,9 @@ def summary(run: RunDir, now_s: float) -> RunSummary:
     )
 
 
-def _state(run: RunDir, state: Mapping[str, Any], outcome: Mapping[str, Any] | None, is_live: bool, age_s: float) -> str:
+def _state(
+    run: RunDir, state: Mapping[str, Any], outcome: Mapping[str, Any] | None, is_live: bool, age_s: float
+) -> str:
     if outcome is not None:
         status = str(outcome.get("status", "failed"))
         return _DONE.get(status, status)

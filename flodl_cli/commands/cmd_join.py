@@ -39,7 +39,7 @@ DEFAULT_PORT: Final = 1337
 def command(
     target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None, tls: str
 ) -> int:
-    """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
+    """Offer this machine's devices to a run that waits for hosts or trains, until it ends or this command is stopped.
 
     With --token-file, HOST:PORT is the controller's address. Without, RUN is a run of this machine: its id, its
     beginning, or its name; default: the only live one. This machine needs the same flodl and its own copy of the
