@@ -26,7 +26,7 @@ class RankStatus(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """One rank. ``torch`` is its host's version of it, empty where that is not known; ``reason`` says why it is dead."""
+    """One rank. ``torch`` is its host's version, empty where that is not known; ``reason`` says why it is dead."""
 
     rank: RankId
     host: HostName

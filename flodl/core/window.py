@@ -1,10 +1,10 @@
 """The join window: which hosts have come, and whether that is enough to start.
 
-States: *waiting* → *enough* (``least`` ranks are there: the window closes at ``join_timeout_s``, or is held for a person
-where the start is manual) → *closed*. It closes at once when the target is there: ``target_ranks``, else every rank of
-the roster. Hosts that no roster knows come too where the run is elastic, and count. At ``max_join_timeout_s`` too few
-means failure, naming who never came and why; so does, without a person who may start, a host that cannot be brought up
-and without which there are too few. It knows nothing of ranks' processes.
+States: *waiting* → *enough* (``least`` ranks are there: the window closes at ``join_timeout_s``, or is held for a
+person where the start is manual) → *closed*. It closes at once when the target is there: ``target_ranks``, else every
+rank of the roster. Hosts that no roster knows come too where the run is elastic, and count. At ``max_join_timeout_s``
+too few means failure, naming who never came and why; so does, unless a person may start, a host that cannot be brought
+up and without which there are too few. It knows nothing of ranks' processes.
 """
 
 from collections.abc import Mapping, Sequence

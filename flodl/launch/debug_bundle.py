@@ -103,9 +103,7 @@ class Blot:
             token = run.read_token()
         except FlodlError:
             return cls(())
-        hosts = {str(each.get("host", "")) for each in (run.read_json("state.json") or {}).get("hosts") or []}
-        hosts |= {str(each.get("name", "")) for each in (run.read_json("run.json") or {}).get("hosts") or []}
-        derived = (derive_host_secret(token, host) for host in sorted(hosts))
+        derived = (derive_host_secret(token, host) for host in _hosts(run))
         return cls((token, bytes.fromhex(derive_read_token(token)), *derived))
 
     def __call__(self, data: bytes) -> bytes:
@@ -113,6 +111,15 @@ class Blot:
         for form in self._forms:
             data = data.replace(form, REDACTED.encode())
         return _PRIVATE_KEY.sub(REDACTED.encode(), data)
+
+
+def _hosts(run: RunDir) -> Iterator[str]:
+    """Every host that the run's documents name."""
+    for name, key in (("run.json", "name"), ("state.json", "host")):
+        hosts = (run.read_json(name) or {}).get("hosts")
+        for host in hosts if isinstance(hosts, list) else ():
+            if isinstance(host, dict) and isinstance(host.get(key), str):
+                yield host[key]
 
 
 def forms_of(secret: bytes) -> tuple[bytes, ...]:
@@ -226,7 +233,7 @@ def _tail(path: Path, name: str, lines: int) -> Iterator[tuple[str, bytes]]:
 
 
 def _is_of_a_script(path: Path) -> tuple[bool, bool, str]:
-    """flodl's own logs first, then what scripts said on stderr."""
+    """Flodl's own logs first, then what scripts said on stderr."""
     name = path.name
     return (not name.startswith(("controller.", "daemon-")), ".stdout." in name, name)
 

@@ -230,9 +230,11 @@ def _furnish(run: RunDir) -> None:
 
 def all_runs() -> list[RunDir]:
     """Every run of this user, the newest first. Reads no file of theirs: there may be ten thousand."""
-    with contextlib.suppress(OSError), os.scandir(state_home() / "runs") as entries:
-        names = sorted((entry.name for entry in entries if entry.is_dir()), reverse=True)
-        return [RunDir(state_home() / "runs" / name) for name in names]
+    folder = state_home() / "runs"
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [
+            RunDir(folder / name) for name in sorted((each.name for each in entries if each.is_dir()), reverse=True)
+        ]
     return []
 
 
@@ -293,7 +295,7 @@ def _living(runs: list[RunDir]) -> list[RunDir]:
 
 def _is_long_over(run: RunDir) -> bool:
     try:
-        return time.time() - run.outcome_json.stat().st_mtime > LAST_WORDS_S
+        return time.time() - os.stat(f"{run.path}/outcome.json").st_mtime > LAST_WORDS_S
     except OSError:
         return False
 

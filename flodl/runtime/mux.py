@@ -75,8 +75,8 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """Who takes the connections over. Each runs in its connection's task and owns, thus closes, what it is given: a
-    stream, or a line's socket. ``on_plain_http`` gets the requests in plain where TLS is required. ``on_refused`` is told
-    of peers that spoke our protocol and were not let in, as often as they are logged: from where, and why.
+    stream, or a line's socket. ``on_plain_http`` gets the requests in plain where TLS is required. ``on_refused`` is
+    told of peers that spoke our protocol and were not let in, as often as they are logged: from where, and why.
 
     A ``PeerLost``, ``ProtocolError`` or ``OSError`` out of a handler ends its connection alone and is logged; any other
     exception ends the mux.

@@ -37,8 +37,9 @@ def command() -> None:
 def bundle_command(run: str | None, output: Path | None, lines: int) -> int:
     """Write one archive for a bug report: what was asked, events, the last lines of all logs, versions.
 
-    RUN is a run's id, its beginning, or its name; default: the latest live run, else the latest. No token, no key and
-    no value of an environment variable is in it, but all that the script printed: look through it before you share it.
+    RUN is a run's id, its beginning, or its name; default: the latest live run, else the latest. No token and no key
+    is in it, and of environment variables only those of NCCL, Gloo, OpenMP, MKL, CUDA and torch have their values. What
+    the script printed is in it as it is: look through it before you share it.
     """
     chosen = rundir.find(run)
     target = output or Path(f"fdl-debug-{chosen.run_id}.tar.gz")

@@ -67,7 +67,9 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
         (["launch", "--plain", "train.py"], "--plain"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, drain, join, launch"),
+        (["wibble"], "There are: attach, checkpoint, config, debug, drain, join, launch"),
+        (["ps", "-a", "-n", "1"], "exclude each other"),
+        (["debug", "bundle", "-n", "-1"], "-n"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
         (["join", "--devices", "cpu,,cpu"], "separated by commas"),
@@ -98,6 +100,9 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["stop"], 2, "no run is live"),
         (["tail", "nix"], 2, "no run"),
         (["drain", "here"], 2, "no run is live"),
+        (["start"], 2, "no run is live"),
+        (["attach", "nix"], 2, "no run 'nix'"),
+        (["debug", "bundle"], 2, "fdl launch"),
         (["join"], 2, "no run is live"),
         (["join", "10.0.0.1:1337"], 2, "a controller elsewhere needs --token-file"),
         (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the run's token cannot be read"),
@@ -189,8 +194,8 @@ def test_config_commands_read_the_file(tmp_path: Path) -> None:
 
 def test_setting_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "fdl.cluster.yml").write_text(
-        "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: node, daemon: managed}\n"
+        "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: node, tunnel: true}\n"
     )
     (tmp_path / "train.py").write_text("")
     result = fdl("launch", "--dry-run", "train.py")
-    assert "managed" in str(result.exception)
+    assert "tunnel" in str(result.exception)

@@ -173,8 +173,7 @@ def test_port_that_is_no_plain_number_is_refused(port: str, expected: str, fix: 
             "",
         ),
         (
-            "cluster:\n  controller: {host: b, join: {target_ranks: 2, elastic: false}}\n"
-            "  workers: [{host: a, local_devices: [cpu]}]",
+            with_cluster("controller: {host: b, join: {target_ranks: 2, elastic: false}}"),
             "cluster.controller.join.target_ranks",
             "at most the 1 rank(s) of the workers",
             "",

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from flodl.core.admission import fits_head, miscounted_ratios, torch_skew
 from flodl.core.admission import disagreement as disagreement_among
+from flodl.core.admission import fits_head, miscounted_ratios, torch_skew
 from flodl.core.membership import Membership
 from flodl.messages import CadenceSettings, CheckpointSettings, Device, HeadReady, Layout, Mode, RankReady, Settings
 

@@ -171,7 +171,7 @@ def test_start_without_some_of_the_roster_names_them() -> None:
     assert cohort.records("degraded_start") == ["starting with 1 rank(s), without b (auth: permission denied)"]
 
 
-# --------------------------------------------------------------------------------------------------------- a held window
+# -------------------------------------------------------------------------------------------------------- a held window
 def test_held_window_waits_for_a_person_and_says_so_once() -> None:
     cohort = Cohort(start=StartRule.MANUAL).join()
     cohort.trust()
@@ -196,7 +196,7 @@ def test_start_that_cannot_be_is_noted_and_changes_nothing() -> None:
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- walk-ins
+# ------------------------------------------------------------------------------------------------------------- walk-ins
 def with_walk_in(**changes: Any) -> Cohort:
     """The roster's three ranks and a fourth of x, all building their models; the head is ready."""
     cohort = Cohort(start=StartRule.MANUAL, **changes).join()

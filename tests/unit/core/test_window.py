@@ -8,6 +8,8 @@ from flodl.core.window import Absence, JoinSettings, JoinWindow, StartRule, Verd
 from flodl.messages import Device, HostHello
 
 OPENED_S = 1000.0
+BY_HAND = "when fdl start says so"
+FEWER = "it fails with fewer after 600 s"
 SETTINGS = JoinSettings(("a", "b"), join_timeout_s=300.0, max_join_timeout_s=600.0)
 
 
@@ -190,7 +192,7 @@ def test_whole_roster_of_a_closed_world_that_is_too_small_fails_at_once() -> Non
     assert window.verdict(OPENED_S) is Verdict.FAIL
 
 
-# ------------------------------------------------------------------------------------------------- who closes the window
+# ------------------------------------------------------------------------------------------------ who closes the window
 def test_manual_start_is_held_until_a_person_says_so() -> None:
     window = a_window(start=StartRule.MANUAL, min_rank_start=1, target_ranks=1)
     assert window.next_deadline_s(OPENED_S) == OPENED_S + 600
@@ -247,12 +249,11 @@ def test_person_who_may_not_start_is_told_why_and_who_is_missing() -> None:
         ),
         (
             {"start": StartRule.HYBRID, "min_rank_start": 2, "target_ranks": 3},
-            "it starts with 3 ranks or with 2 ranks after 300 s or when fdl start says so, with 2 ranks at least; "
-            "it fails with fewer after 600 s",
+            f"it starts with 3 ranks or with 2 ranks after 300 s or {BY_HAND}, with 2 ranks at least; {FEWER}",
         ),
         (
             {"start": StartRule.MANUAL},
-            "it starts when fdl start says so, with all hosts at least; it fails with fewer after 600 s",
+            f"it starts {BY_HAND}, with all hosts at least; {FEWER}",
         ),
     ],
 )
