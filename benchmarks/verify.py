@@ -53,7 +53,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 
 ENGINE_TESTS = ("synchronous", "overlap")
-RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed", "join", "callbacks", "preemption")
+RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed", "join", "callbacks", "preemption", "window")
 PHASE_TESTS = ("phases", "plane_agreement")
 CHECKPOINT_TESTS = ("checkpoints", "resume", "solo_checkpoints")
 
@@ -126,8 +126,8 @@ STAGES = (
     ),
     Stage(
         "two hosts",
-        "[1/9] 2, 3, 5, 6; [2/9] zombies; [3/9] 3, 7: the same over ssh, with a pulled cable, every kind of host that "
-        "fails, and hosts that come back",
+        "[1/9] 2, 3, 5, 6; [2/9] zombies; [3/9] 3, 7; [4/9] 4, 7: the same over ssh, with a pulled cable, every kind "
+        "of host that fails, hosts that come back, and secrets that stand nowhere",
         _pytest("-m", "", "--timeout", "300", "tests/system"),
         limit_s=3600,
     ),

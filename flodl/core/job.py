@@ -701,7 +701,7 @@ class JobCore:
 
     def _fail_to_join(self, now_s: float) -> list[JobAction]:
         failure = self.startup.absence_failure(now_s)
-        self.ending.fail(failure, f"the run cannot start: {failure.error}")
+        self.ending.fail(failure, f"the run cannot start: {self.startup.window.tally()}\n{failure.error}")
         return self._end(now_s, self._settings.stop_grace_s)
 
     def _agree(self, now_s: float) -> list[JobAction]:

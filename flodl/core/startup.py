@@ -84,7 +84,7 @@ class Startup:
         is_unreachable = any(absence.stage != "join" for absence in absences) and not self.window.has_expired(now_s)
         code = end.EXIT_UNREACHABLE if is_unreachable else end.EXIT_TOO_FEW_RANKS
         host = absences[0].host if absences else ""
-        return Failure(end.KIND_HOST, host, -1, "\n".join([self.window.tally(), *lines]), "", code, 0)
+        return Failure(end.KIND_HOST, host, -1, "\n".join(lines), "", code, 0)
 
     # -------------------------------------------------------------------------------------------------------- ranks
     def spawn(self, now_s: float) -> list[JobAction]:

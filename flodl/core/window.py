@@ -227,7 +227,8 @@ class JoinWindow:
         if self.least:
             return f"{self.rank_count} of {self.least} ranks are there"
         here = sum(not self.is_walk_in(host) for host in self._joined)
-        return f"{here} of {len(self.settings.roster)} hosts are there"
+        more = f", and {len(self._joined) - here} more" if len(self._joined) > here else ""
+        return f"{here} of {len(self.settings.roster)} hosts are there{more}"
 
     @property
     def _is_roster_there(self) -> bool:

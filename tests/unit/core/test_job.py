@@ -177,6 +177,7 @@ def test_held_window_waits_for_a_person_and_says_so_once() -> None:
     cohort.trust()
     cohort.tick(599.0)
     assert cohort.core.phase is Phase.WAITING
+    assert cohort.core.startup.hold() == []
     assert cohort.records("window_held") == ["2 of 2 hosts are there; fdl start starts the run"]
     assert cohort.core.start_refusal() == ""
     cohort.post(StartAsked("fdl start"))

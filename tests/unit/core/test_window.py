@@ -176,6 +176,7 @@ def test_walk_ins_come_behind_the_ranks_of_the_cluster_file() -> None:
     for host in ("x", "a", "b"):
         window.join(hello(host))
     assert [host for host, _ in window.devices()] == ["b", "a", "x"]
+    assert window.tally() == "2 of 2 hosts are there, and 1 more"
 
 
 def test_whole_roster_waits_for_the_target_as_long_as_somebody_may_come() -> None:
