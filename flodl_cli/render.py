@@ -73,6 +73,9 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
     if ranks := _records(state, "ranks"):
         parts += [Text(), table(RANK_HEADER, [_rank_row(rank) for rank in ranks])]
+    if absent := _records(state, "absent"):
+        parts += [Text(), Text(f"missing hosts: {len(absent)}")]
+        parts += [Text(f"  {printable(_absence(each))}") for each in absent]
     losses = state.get("losses")
     if isinstance(losses, list) and losses:
         parts += [Text(), Text(f"tolerated losses: {len(losses)}")]
@@ -120,8 +123,14 @@ def _message(state: Mapping[str, Any]) -> str:
 
 
 def _awaited(state: Mapping[str, Any]) -> str:
+    """Whom a run waits for; hosts that have not come are listed with their reasons instead."""
     is_over = isinstance(state.get("outcome"), dict) or "vanished" in state
-    return "" if is_over else whom(state)
+    return "" if is_over or state.get("phase") == "waiting" else whom(state)
+
+
+def _absence(host: Mapping[str, Any]) -> str:
+    stage = f"{host['stage']}: " if host.get("stage") not in (None, "join") else ""
+    return f"{host.get('host', '')}: {stage}{host.get('reason', '')}"
 
 
 def _progress(state: Mapping[str, Any]) -> str:

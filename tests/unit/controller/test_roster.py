@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from flodl.config.builder import local_cluster
@@ -10,7 +11,7 @@ from flodl.controller.hosts import MAX_SEARCHES, Roster
 from flodl.core.actions import Record, Severity
 from flodl.core.events import JobEvent
 from flodl.errors import HostUnreachable
-from flodl.launch.plan import HostPlan, LaunchRequest, plan
+from flodl.launch.plan import HostKind, HostPlan, LaunchRequest, plan
 from flodl.launch.running import DaemonEnded
 from tests.unit.launch.conftest import fake_python, site
 from tests.unit.launch.ssh_site import SshSite
@@ -107,6 +108,15 @@ def test_nobody_looks_for_a_host_that_is_not_wanted_any_more(tmp_path: Path) -> 
     search = Search(tmp_path, [])
     search.is_wanted = False
     assert search.run() == ["host_sought"]
+
+
+def test_managed_host_is_neither_started_nor_looked_for(tmp_path: Path) -> None:
+    search = Search(tmp_path, [])
+    (host,) = search.roster._spec.hosts
+    managed = replace(host, kind=HostKind.MANAGED)
+    search.roster._spec = replace(search.roster._spec, hosts=(managed,))
+    asyncio.run(search.roster.bring_up(managed))
+    assert search.run() == []
 
 
 def test_session_of_the_lost_daemon_is_let_go_whatever_state_it_is_in(tmp_path: Path) -> None:
