@@ -31,6 +31,7 @@ def endless(fdl: Fdl, cluster: Path, under: tuple[str, ...] = ()) -> Launched:
     return run
 
 
+@pytest.mark.long
 def test_killed_head_stops_the_run_on_all_hosts(fdl: Fdl, hosts: Lab, workers: list[dict[str, object]]) -> None:
     run = endless(fdl, hosts.cluster(fdl.folder / "c.yml", workers))
 

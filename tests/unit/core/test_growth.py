@@ -1,5 +1,6 @@
 """Hosts that come while the others train: who is taken in, when, with what, and who is not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from flodl.messages import (
     CadenceSettings,
     CheckpointSettings,
     CloseWindow,
+    Device,
     FormGroup,
     HostStopped,
     KillRank,
@@ -291,6 +293,25 @@ def test_script_that_fails_on_a_new_host_stops_nobody_else(word: str) -> None:
     cohort.release(WindowDone)
     assert cohort.outcome is not None
     assert (cohort.outcome.status, cohort.outcome.losses) == ("completed", ())
+
+
+@pytest.mark.parametrize(
+    ("mode", "device", "torch", "refused", "noted"),
+    [
+        (Mode.NCCL_SYNC, "cpu", "2.9.1", "torch (2.13 against 2.9.1). ", ""),
+        (Mode.NCCL_SYNC, "cuda", "2.13", "kind of device (CPU against NVIDIA GPU). ", ""),
+        (Mode.CPU_SYNC, "cuda", "2.9.1", "", "torch differs: a has 2.13; c has 2.9.1"),
+    ],
+)
+def test_newcomer_that_a_collective_group_cannot_bear_is_refused_there_and_noted_elsewhere(
+    mode: Mode, device: str, torch: str, refused: str, noted: str
+) -> None:
+    cohort = training(mode=mode)
+    cohort.say(replace(hello("c"), torch=torch, devices=(Device(device, 0),)), "c")
+    cohort.say(cohort.ready(3), "c")
+    assert refused in " ".join(cohort.records("join_refused"))
+    assert bool(cohort.records("join_refused")) is bool(refused)
+    assert cohort.records("torch_skew") == ([noted] if noted else [])
 
 
 def test_newcomer_whose_model_differs_or_does_not_fit_is_sent_away() -> None:
