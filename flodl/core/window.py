@@ -215,8 +215,9 @@ class JoinWindow:
         least = f"{self.least} ranks" if self.least else "all hosts"
         ways = []
         if settings.start is not StartRule.MANUAL:
-            ways.append("with all hosts" if not settings.target_ranks else f"with {settings.target_ranks} ranks")
-            if self.least != settings.target_ranks:
+            all_hosts = "with all hosts" if settings.roster else f"with {least}"
+            ways.append(f"with {settings.target_ranks} ranks" if settings.target_ranks else all_hosts)
+            if (settings.roster or settings.target_ranks) and self.least != settings.target_ranks:
                 ways.append(f"with {least} after {settings.join_timeout_s:g} s")
         if settings.start is not StartRule.AUTO:
             ways.append(f"when fdl start says so, with {least} at least")

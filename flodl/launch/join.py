@@ -216,6 +216,10 @@ class _Guest:
         task.add_done_callback(self._asking.discard)
 
     async def _ask_to_leave(self, source: str, presence: Presence) -> None:
+        if presence.has_come and not presence.has_joined:
+            self._terminal.say("fdl: leaving; the run has not started")
+            self._forced.set()
+            return
         self._terminal.say("fdl: leaving in order at the next commit; Ctrl-C again leaves at once")
         try:
             await asyncio.to_thread(self._client.drain, self._request.host, f"{source} at its fdl join")

@@ -133,6 +133,24 @@ def test_too_few_at_the_hard_limit_fail_with_5_and_the_names_of_those_who_never_
 
 
 @pytest.mark.long
+def test_walk_in_that_leaves_before_the_start_is_not_counted_any_more(fdl: Fdl, tmp_path: Path, log: Path) -> None:
+    run = launched(fdl, cluster(tmp_path, min_rank_start=2), log)
+    run.wait_for_text("it starts with 2 ranks")
+    guest = fdl.join(run, "--devices", "cpu", "--host", "walker", "--path", str(JOB.parent))
+    guest.wait_for_text("host walker is there")
+
+    guest.process.send_signal(signal.SIGINT)
+
+    assert guest.wait() == 130, guest.story()
+    assert "the run has not started" in guest.stderr
+    fdl.wait_until(lambda: status(fdl)["join"]["ranks"] == 0, CLEAN_S, run.story)
+    again = fdl.join(run, "--devices", "cpu,cpu", "--host", "walker", "--path", str(JOB.parent))
+    assert run.wait() == 0, run.story()
+    assert again.wait() == 0, again.story()
+    run.wait_until_clean()
+
+
+@pytest.mark.long
 def test_attached_terminal_stops_the_run_as_the_launching_one_would(fdl: Fdl, tmp_path: Path) -> None:
     run = fdl.job(step_ms=20, epochs=10_000)
     run.wait_for_training()

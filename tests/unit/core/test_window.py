@@ -243,6 +243,7 @@ def test_person_who_may_not_start_is_told_why_and_who_is_missing() -> None:
     ("settings", "terms"),
     [
         ({}, ""),
+        ({"roster": (), "min_rank_start": 2}, "it starts with 2 ranks; it fails with fewer after 600 s"),
         ({"target_ranks": 3}, "it starts with 3 ranks; it fails with fewer after 600 s"),
         (
             {"min_rank_start": 2},
