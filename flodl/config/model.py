@@ -428,17 +428,17 @@ class ClusterSpec(_Spec):
     def _join_findings(self) -> list[Finding]:
         """Whether enough ranks can come at all."""
         join = self.controller.join
-        at_least = (("controller", "join", name) for name in ("min_rank_start", "target_ranks"))
-        wanted = [(path, count) for path in at_least if (count := getattr(join, path[-1]))]
-        if not self.workers and not (wanted and join.elastic):
+        key = "min_rank_start" if join.min_rank_start else "target_ranks"
+        least = join.min_rank_start or join.target_ranks
+        if not self.workers and not (least and join.elastic):
             expected = "at least one worker, or hosts that come by themselves: `join.min_rank_start`, and `elastic`"
             return [Finding(("workers",), expected)]
         devices = [worker.local_devices for worker in self.workers]
         known = sum(len(each) for each in devices if each != "all")
-        if join.elastic or "all" in devices:
+        if join.elastic or "all" in devices or not least or least <= known:
             return []
         expected = f"at most the {known} rank(s) of the workers: with `elastic: false` nobody else may come"
-        return [Finding(path, expected) for path, count in wanted if count > known]
+        return [Finding(("controller", "join", key), expected)]
 
     @property
     def source(self) -> Source:

@@ -34,6 +34,13 @@ def with_worker(keys: str) -> str:
     return f"cluster:\n  controller: {{host: 10.0.0.1}}\n  workers:\n    - {{host: node-a, {keys}}}\n"
 
 
+CLOSED = """
+cluster:
+  controller: {host: b, join: {target_ranks: 2, elastic: false}}
+  workers: [{host: a, local_devices: [cpu]}]
+"""
+
+
 def with_cluster(line: str) -> str:
     return f"{GOOD}  {line}\n"
 
@@ -173,7 +180,7 @@ def test_port_that_is_no_plain_number_is_refused(port: str, expected: str, fix: 
             "",
         ),
         (
-            with_cluster("controller: {host: b, join: {target_ranks: 2, elastic: false}}"),
+            CLOSED,
             "cluster.controller.join.target_ranks",
             "at most the 1 rank(s) of the workers",
             "",
