@@ -74,6 +74,7 @@ from flodl.messages import (
     LogChunk,
     MinReached,
     OnError,
+    PortPicked,
     RankBeat,
     RankError,
     RankExited,
@@ -261,8 +262,8 @@ class JobCore:
                 return self._host_gone(host, f"stopped: {reason}", now_s)
             case StopWanted():
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
-            case LogChunk():
-                return []  # the shell's business: bytes to disk
+            case LogChunk() | PortPicked():
+                return []  # the shell's business: bytes to disk; and of no run but a plain one
             case _:
                 return self._on_rank(host, message, now_s)
 
