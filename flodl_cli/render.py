@@ -11,12 +11,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.launch.progress import duration, plain_line
+
 DASH = "–"
 UNBOUNDED_COLUMNS: Final = 100_000
 """The width where nobody looks: no cell is cut or wrapped."""
 
 HOST_HEADER: Final = ("HOST", "STATE", "RANKS", "HEARD", "ADDRESS")
-RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
+RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "STATE", "UP", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
@@ -45,7 +47,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     facts = [("mode", state.get("mode")), ("backend", state.get("backend")), ("version", state.get("version"))]
     shown = [f"{key} {value}" for key, value in facts if value not in (None, "")]
     lines += ["  ".join(shown)] if shown else []
-    lines += [line for line in (_progress(state), _cadence(state)) if line]
+    lines += [line for line in (plain_line(state), _progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
     if hosts := _records(state, "hosts"):
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
@@ -127,12 +129,13 @@ def _host_row(host: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _rank_row(rank: Mapping[str, Any]) -> tuple[str, ...]:
-    rate = rank.get("rate")
+    rate, uptime_s = rank.get("rate"), rank.get("uptime_s")
     return (
         str(rank.get("rank", "")),
         str(rank.get("host", "")),
         str(rank.get("device") or DASH),
         str(rank.get("state", "")),
+        duration(uptime_s) if isinstance(uptime_s, (int, float)) else DASH,
         number(rank.get("steps")),
         f"{rate:.4g}/s" if isinstance(rate, (int, float)) else DASH,
         percent(rank.get("share")),

@@ -20,7 +20,7 @@ from flodl.launch import listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
-from flodl.launch.plan import LaunchRequest, RunSpec, describe, plan
+from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, describe, plan
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
@@ -46,6 +46,7 @@ class LaunchOptions:
     preflight: bool = True
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
 
 
 @dataclass(slots=True)
@@ -111,6 +112,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        plain=options.plain,
     )
 
 

@@ -54,6 +54,16 @@ def test_live_line_before_training_is_the_phase() -> None:
     assert Progress().line({"phase": "waiting", "num_epochs": None}, 0.0) == "waiting"
 
 
+def test_live_line_of_a_plain_run_counts_its_ranks() -> None:
+    state = {
+        "phase": "running",
+        "plain": {"restarts": 0, "max_restarts": 0, "uptime_s": 61.0},
+        "ranks": [{"state": "live"}, {"state": "finished"}],
+    }
+    assert Progress().line(state, 0.0) == "running  1 of 2 ranks alive  up 1m01s"
+    assert Progress().line({**state, "ranks": []}, 0.0) == "running"
+
+
 def test_rate_forgets_what_is_long_past() -> None:
     progress = Progress()
     state = {"phase": "training", "epoch": 0, "num_epochs": 1, "epoch_samples": 1000}
