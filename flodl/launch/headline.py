@@ -1,15 +1,17 @@
 """How a run ended, for a person: the first failure with its last lines, what followed from it, what was tolerated."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_HOST
+from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_EXIT, KIND_HOST
 from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
 from flodl.spec.words import printable
 
 LAST_LINES: Final = 40
+TRACEBACK: Final = "Traceback (most recent call last):"
 MAX_TAIL_BYTES: Final = 1 << 18
 
 
@@ -66,6 +68,8 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     if failure.get("kind") == "head" and not failure.get("signal"):
         said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
         what = printable(next(said_last, what))  # the script's own words say more than its exit code
+    if failure.get("kind") == KIND_EXIT and (raised := _raised(printed)):
+        what = f"{what}: {printable(raised)}"
     lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
@@ -76,6 +80,15 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     if path.exists():
         lines.append(f"full log: {path}")
     return lines
+
+
+def _raised(lines: Sequence[str]) -> str:
+    """The exception under the last traceback, which torch may have marked with the rank; empty without one."""
+    said = [re.sub(r"^\[rank\d+\]: ?", "", line) for line in lines]
+    if TRACEBACK not in said:
+        return ""
+    below = said[len(said) - said[::-1].index(TRACEBACK) :]
+    return next((line for line in below if line and not line[0].isspace()), "")
 
 
 def _source(path: Path) -> str:

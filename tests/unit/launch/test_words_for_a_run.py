@@ -166,6 +166,22 @@ def test_own_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch, wish: 
     assert is_shown("Traceback (most recent call last):")
 
 
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        ("[rank2]: Traceback (most recent call last):\n[rank2]:   A\n[rank2]: KeyError: 7\nbye\n", ": KeyError: 7"),
+        ("Traceback (most recent call last):\n  A\nE: 1\nTraceback (most recent call last):\n  B\nE: 2\n", ": E: 2"),
+        ("no traceback\n", ""),
+        ("Traceback (most recent call last):\n  cut", ""),
+    ],
+)
+def test_headline_of_a_rank_that_exited_names_what_it_raised(run: RunDir, said: str, raised: str) -> None:
+    (run.logs / "rank2.stderr.log").write_text(said)
+    failure = {**FAILURE, "kind": "exit", "error": "exited with code 1"}
+    lines = describe_outcome(run, {"status": "failed", "message": "", "failure": failure}, {})
+    assert lines[1] == f"first failure: rank 2 on node-b: exited with code 1{raised}"
+
+
 def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:
     lines = describe_outcome(run, {"status": "failed", "failure": FAILURE}, {})
     assert "  | ValueError: boom" in lines
