@@ -93,7 +93,7 @@ def test_signal_to_the_launcher_stops_the_run(fdl: Fdl, number: signal.Signals, 
 def test_script_with_a_trainer_is_told_to_leave_plain_out(fdl: Fdl) -> None:
     run = plain(fdl, JOB, ranks=1)
 
-    assert run.wait() == 1, run.story()
+    assert run.wait() == 2, run.story()
     assert "leave --plain out" in run.stderr
     run.wait_until_clean()
 
