@@ -17,6 +17,7 @@ from typing import assert_never
 from flodl.core.actions import (
     CancelStream,
     EmptyInbox,
+    HoldPort,
     HostAction,
     KillRankTree,
     Leave,
@@ -35,6 +36,7 @@ from flodl.core.events import (
     ControllerSaid,
     HostEvent,
     LogsShipped,
+    PortHeld,
     RankEnded,
     RankSaid,
     Signalled,
@@ -56,6 +58,8 @@ from flodl.messages import (
     KillRank,
     LoadState,
     OpenRound,
+    PickPort,
+    PortPicked,
     RankAlive,
     RankBeat,
     RankError,
@@ -72,6 +76,7 @@ from flodl.messages import (
     StateLoaded,
     StateSent,
     StopHost,
+    StopRanks,
     StopWanted,
     ToDaemon,
 )
@@ -170,6 +175,9 @@ class HostCore:
                 actions = self._give_states()
             case Signalled(number):
                 actions = self._on_signal(DAEMON, number)
+            case PortHeld(start, port, address, was_taken, error):
+                picked = PortPicked(self._settings.host, start, port, address, was_taken, error)
+                actions = [SendController(picked)]
             case LogsShipped():
                 actions = self._on_shipped()
             case Stalled(gap_s):
@@ -210,11 +218,16 @@ class HostCore:
     # --------------------------------------------------------------------------------------------------- controller
     def _on_controller(self, message: ToDaemon, now_s: float) -> list[HostAction]:
         match message:
-            case SpawnRanks(world_size, specs):
+            case SpawnRanks(world_size, specs, plain):
                 if self.state is not HostState.SERVING:
                     return []
                 self._ranks.update({spec.rank: _LocalRank(spec, now_s) for spec in specs})
-                return [SpawnRank(spec, world_size, len(self._ranks)) for spec in specs]
+                self._kill_s = None  # it was for those who have ended before
+                return [SpawnRank(spec, world_size, len(self._ranks), plain) for spec in specs]
+            case PickPort(start, peer):
+                return [HoldPort(start, peer)]
+            case StopRanks(_, grace_s):
+                return self._stop_ranks(now_s + grace_s)
             case OpenRound():
                 actions: list[HostAction] = [] if self._round is None else [CancelStream(self._round.order.key)]
                 self._round = _OpenRound(message)
@@ -249,19 +262,30 @@ class HostCore:
         return [note, *self._stop(reason, self._settings.stop_grace_s, 1, now_s)]
 
     def _stop(self, reason: str, grace_s: float, exit_code: int, now_s: float) -> list[HostAction]:
-        kill_s = now_s + grace_s
+        kill_s = now_s + grace_s if self._kill_s is None else min(self._kill_s, now_s + grace_s)
         if self.state is not HostState.SERVING:
-            self._kill_s = None if self._kill_s is None else min(self._kill_s, kill_s)
+            self._kill_s = None if self._kill_s is None else kill_s
             return []
         self.state, self._reason, self._exit_code, self._kill_s = HostState.STOPPING, reason, exit_code, kill_s
         actions: list[HostAction] = []
         if self._round is not None:
             actions += self._close_round(self._round.order.key)
-        for rank in self._running():
-            if not self._ranks[rank].is_leaving:
-                self._ranks[rank].ended_by_us = True
-                actions.append(TerminateRank(rank))
-        return actions
+        return actions + self._terminate()
+
+    def _stop_ranks(self, kill_s: float) -> list[HostAction]:
+        """The ranks of a plain run, which will be started again or not; the host stays."""
+        if self.state is not HostState.SERVING:
+            return []
+        self._kill_s = kill_s
+        return self._terminate()
+
+    def _terminate(self) -> list[HostAction]:
+        """SIGTERM, once, to every rank that does not end by itself."""
+        waited_for = [rank for rank in self._running() if not self._ranks[rank].is_leaving]
+        told = [rank for rank in waited_for if not self._ranks[rank].ended_by_us]
+        for rank in told:
+            self._ranks[rank].ended_by_us = True
+        return [TerminateRank(rank) for rank in told]
 
     def _on_signal(self, rank: RankId, number: int) -> list[HostAction]:
         """Somebody else's signal: the run is to stop in order, which the controller knows how to do."""

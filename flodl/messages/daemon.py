@@ -97,6 +97,21 @@ class StopWanted:
     signal: int
 
 
+@dataclass(frozen=True, slots=True)
+class PortPicked:
+    """The answer to PickPort: ``port`` is kept for a rank of this host that asks for it by number, or none is free
+    (``error``). ``address`` is ours as the peer reaches it, empty unless asked for. ``was_taken``: a stranger listens
+    on the port that was picked before.
+    """
+
+    host: HostName
+    start: int
+    port: int
+    address: str
+    was_taken: bool
+    error: str
+
+
 # ---------------------------------------------------------------------------------------------------------- to the rank
 @dataclass(frozen=True, slots=True)
 class ReduceSlice:

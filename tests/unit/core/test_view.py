@@ -6,6 +6,7 @@ from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
 from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankExited, RankFinished, StateSent, WindowDone
 from tests.unit.core.cohort import Cohort, hello
+from tests.unit.core.test_plain import Plain
 
 
 def test_run_that_waits_for_hosts_has_a_view() -> None:
@@ -96,3 +97,30 @@ def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
         ("a", "draining"), ("b", "alive"), ("c", "alive"),
     ]  # fmt: skip
     assert (view["hosts"][2]["ranks"], view["hosts"][2]["cores"]) == ([3], 4)
+
+
+def test_plain_run_has_ranks_and_uptimes_and_no_figures_of_an_engine() -> None:
+    run = Plain(max_restarts=2).run()
+    run.say(Beat("b", (RankBeat(1, False, 3, 0, 4096),)), "b")
+    run.now_s = 4.0
+    run.exit(0)
+    view = snapshot(run.core, 6.0)
+    json.dumps(view)
+    assert (view["schema"], view["phase"]) == (SCHEMA, "running")
+    assert view["plain"] == {"restarts": 0, "max_restarts": 2, "uptime_s": 5.0}
+    assert view["ranks"][:2] == [
+        {
+            "rank": 0, "host": "a", "device": "cpu:0", "device_name": "", "state": "finished", "reason": "",
+            "rss_bytes": None, "uptime_s": 3.0,
+        },
+        {
+            "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
+            "rss_bytes": 4096, "uptime_s": 5.0,
+        },
+    ]  # fmt: skip
+    assert [(host["host"], host["state"], host["ranks"]) for host in view["hosts"]] == [
+        ("a", "alive", [0]),
+        ("b", "alive", [1, 2]),
+    ]
+    assert (view["absent"], view["losses"], view["ending"], view["message"]) == ([], [], None, "")
+    assert not {"version", "cadence", "num_epochs", "mode"} & set(view)
