@@ -261,6 +261,8 @@ class Controller:
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
+        for rank in self._core.membership.on_host(host):
+            self._logs.rebase(rank)
         reason = "closed"
         try:
             await self._driver.put(ev.HostSaid(host, hello))

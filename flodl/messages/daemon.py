@@ -70,7 +70,9 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of a rank's stdout or stderr. ``offset`` counts from the stream's first byte: repeats are dropped."""
+    """Bytes of a rank's stdout or stderr. ``offset`` counts from the first byte that this daemon has of it, in
+    all starts of the rank: repeats are dropped.
+    """
 
     rank: RankId
     stream: str

@@ -4,7 +4,17 @@ import json
 
 from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
-from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankExited, RankFinished, StateSent, WindowDone
+from flodl.messages import (
+    Beat,
+    HostStopped,
+    Mode,
+    RankBeat,
+    RankExited,
+    RankFinished,
+    StateSent,
+    StopRanks,
+    WindowDone,
+)
 from tests.unit.core.cohort import Cohort, hello
 from tests.unit.core.test_plain import Plain
 
@@ -124,3 +134,14 @@ def test_plain_run_has_ranks_and_uptimes_and_no_figures_of_an_engine() -> None:
     ]
     assert (view["absent"], view["losses"], view["ending"], view["message"]) == ([], [], None, "")
     assert not {"version", "cadence", "num_epochs", "mode"} & set(view)
+
+
+def test_whom_a_plain_run_waits_for_is_seen_while_it_stops_or_gathers() -> None:
+    run = Plain(max_restarts=1).run()
+    run.held.add(StopRanks)
+    seen = [snapshot(run.core, run.now_s)["waits_for"]]
+    run.post(HostDropped("b", "eof"))
+    seen.append(snapshot(run.core, run.now_s)["waits_for"])
+    run.exit(0, by_us=True)
+    seen.append(snapshot(run.core, run.now_s)["waits_for"])
+    assert seen == [[], ["rank 0 on a"], ["host b"]]
