@@ -24,7 +24,7 @@ RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "UP", "STEPS", "
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
-STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red"}
+STYLES: Final = {"suspect": "yellow", "frozen": "yellow", "dead": "red", "gone": "red"}
 
 
 def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:

@@ -21,7 +21,7 @@ from flodl.averaging.shared import SharedPlane
 from flodl.config.address import split_address
 from flodl.core import actions as act
 from flodl.core import events as ev
-from flodl.core.host import HostCore, HostSettings
+from flodl.core.host import HostCore, HostSettings, Measured
 from flodl.errors import ConfigError, HostUnreachable, PeerLost, ProtocolError
 from flodl.ids import RankId
 from flodl.launch.bootstrap import Bootstrap
@@ -233,13 +233,13 @@ class Daemon:
         self._driver.post(ev.ControllerSaid(StopHost(f"the daemon was stopped by {source}", grace_s)))
 
     async def _sweep(self) -> None:
-        """Once a second: reap adopted orphans, measure the ranks' memory."""
+        """Once a second: reap adopted orphans, look at the ranks' processes."""
         reaper = OrphanReaper()
         while True:
             await asyncio.sleep(SWEEP_S)
             pids = {rank: process.pid for rank, process in self._ranks.items() if process.pid is not None}
             reaper.sweep(pids.values())
-            self._core.update_processes({r: (pid, size) for r, pid in pids.items() if (size := _rss_bytes(pid))})
+            self._core.update_processes({rank: found for rank, pid in pids.items() if (found := _measured(pid))})
 
     # ------------------------------------------------------------------------------------------------------ actions
     def _execute(self, action: act.HostAction) -> None:
@@ -375,8 +375,11 @@ def _is_orphaned() -> bool:
     return any(events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
 
-def _rss_bytes(pid: int) -> int:
+def _measured(pid: int) -> Measured | None:
+    """None where the process is gone."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        process = psutil.Process(pid)
+        is_frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return Measured(pid, int(process.memory_info().rss), is_frozen)
     except psutil.Error:
-        return 0
+        return None

@@ -101,6 +101,15 @@ class HostSettings:
     stop_grace_s: float = 30.0
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A rank's process, as the shell has found it; ``is_frozen``: a signal such as SIGSTOP has stopped it."""
+
+    pid: int = 0
+    rss_bytes: int = 0
+    is_frozen: bool = False
+
+
 @dataclass(slots=True)
 class _LocalRank:
     """``load`` waits for its state to land; ``loaded`` is the transfer that the rank has answered last. ``is_member``
@@ -111,8 +120,7 @@ class _LocalRank:
     heard_s: float
     has_beaten: bool = False
     steps: int = 0
-    pid: int = 0
-    rss_bytes: int = 0
+    measured: Measured = Measured()
     is_running: bool = True
     is_member: bool = False
     is_finished: bool = False
@@ -334,11 +342,11 @@ class HostCore:
         exited = SendController(RankExited(event.rank, event.code, event.signal, by_us))
         return [exited, *self._reduce_slices(), *self._empty_inbox()]
 
-    def update_processes(self, measured: Mapping[RankId, tuple[int, int]]) -> None:
-        """What the shell measured of the ranks' processes, pid and resident memory in bytes, for the next beat."""
-        for rank, (pid, rss_bytes) in measured.items():
+    def update_processes(self, measured: Mapping[RankId, Measured]) -> None:
+        """What the shell has found of the ranks' processes, for the next beat."""
+        for rank, found in measured.items():
             if rank in self._ranks:
-                self._ranks[rank].pid, self._ranks[rank].rss_bytes = pid, rss_bytes
+                self._ranks[rank].measured = found
 
     # ------------------------------------------------------------------------------------------------------- states
     def _give_states(self) -> list[HostAction]:
@@ -446,14 +454,12 @@ class HostCore:
         ]
 
     def _beat(self, now_s: float) -> Beat:
-        ranks = tuple(
-            RankBeat(
-                rank, local.has_beaten, int((now_s - local.heard_s) * 1e3), local.steps, local.rss_bytes, local.pid
-            )
-            for rank, local in self._ranks.items()
-            if local.is_running
-        )
-        return Beat(self._settings.host, ranks)
+        return Beat(self._settings.host, tuple(self._rank_beat(rank, now_s) for rank in self._running()))
+
+    def _rank_beat(self, rank: RankId, now_s: float) -> RankBeat:
+        local = self._ranks[rank]
+        age_ms, found = int((now_s - local.heard_s) * 1e3), local.measured
+        return RankBeat(rank, local.has_beaten, age_ms, local.steps, found.rss_bytes, found.pid, found.is_frozen)
 
     def _running(self) -> tuple[RankId, ...]:
         return tuple(rank for rank, local in self._ranks.items() if local.is_running)

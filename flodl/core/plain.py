@@ -9,6 +9,7 @@ the failure that stopped a start is the run's unless a restart follows; a port t
 restart. It looks into no rank: all it hears of one is how its process ended.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import count
@@ -61,6 +62,8 @@ MAX_PORT_TRIES = 5
 
 SIGABRT = 6
 """How a library ends a process whose peer is gone: alone among signals it may only follow from another failure."""
+
+FROZEN = "stopped by a signal; on its host, kill -CONT {pid} lets it go on"
 
 NO_DRAIN = "a plain run needs all of its ranks: use fdl stop"
 
@@ -205,8 +208,8 @@ class PlainCore:
                 return self._on_hello(message, now_s)
             case Beat(_, ranks):
                 self.liveness.hear_host(host, now_s)
-                self.beats.update({beat.rank: beat for beat in ranks if self._is_of(beat.rank, host)})
-                return [SendHost(host, Heard())]
+                frozen = self._take_beats([beat for beat in ranks if self._is_of(beat.rank, host)])
+                return [SendHost(host, Heard()), *frozen]
             case RankExited(rank):
                 return self._on_exited(message, now_s) if self._is_of(rank, host) else []
             case PortPicked():
@@ -217,6 +220,18 @@ class PlainCore:
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
             case _:
                 return []  # bytes to disk; and what ranks with an engine say
+
+    def _take_beats(self, beats: Sequence[RankBeat]) -> list[JobAction]:
+        """Nothing else tells of a rank that a signal has stopped: all others wait for it, and nobody fails."""
+        newly = [beat for beat in beats if beat.is_frozen and not self._is_frozen(beat.rank)]
+        self.beats.update({beat.rank: beat for beat in beats})
+        return [
+            Record("rank_frozen", Severity.WARNING, f"rank {beat.rank} is {FROZEN.format(pid=beat.pid)}", {})
+            for beat in newly
+        ]
+
+    def _is_frozen(self, rank: RankId) -> bool:
+        return rank in self.beats and self.beats[rank].is_frozen
 
     def _is_of(self, rank: RankId, host: HostName) -> bool:
         return rank in self.membership and self.membership[rank].host == host

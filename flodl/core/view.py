@@ -6,7 +6,7 @@ from typing import Any
 from flodl.core.job import JobCore, Phase
 from flodl.core.liveness import Pulse
 from flodl.core.membership import Member, RankStatus
-from flodl.core.plain import PlainCore, PlainPhase
+from flodl.core.plain import FROZEN, PlainCore, PlainPhase
 from flodl.ids import RankId
 from flodl.messages import Layout
 
@@ -141,17 +141,7 @@ def _hosts(core: JobCore | PlainCore, now_s: float) -> list[dict[str, Any]]:
 
 
 def _plain_rank(core: PlainCore, member: Member, now_s: float) -> dict[str, Any]:
-    beat = core.beats.get(member.rank)
-    return {
-        "rank": member.rank,
-        "host": member.host,
-        "device": f"{member.device.kind}:{member.device.index}",
-        "device_name": member.device.name,
-        "state": str(member.status),
-        "reason": member.reason,
-        "rss_bytes": None if beat is None else beat.rss_bytes,
-        "uptime_s": core.lived_s(member.rank, now_s),
-    }
+    return {**_process(core, member), "uptime_s": core.lived_s(member.rank, now_s)}
 
 
 def _rank(core: JobCore, member: Member) -> dict[str, Any]:
@@ -159,20 +149,30 @@ def _rank(core: JobCore, member: Member) -> dict[str, Any]:
     last = None if training is None else training.last.get(member.rank)
     steps, samples = (0, 0) if training is None else training.merged.get(member.rank, (0, 0))
     merged = 0 if training is None else sum(count for _, count in training.merged.values())
-    pulse = core.liveness.rank_pulse(member.rank)
-    is_suspect = member.status is RankStatus.LIVE and pulse is Pulse.SUSPECT
+    return {
+        **_process(core, member),
+        "steps": steps if beat is None else max(steps, beat.steps),
+        "rate": None if last is None else last.rate,
+        "share": samples / merged if merged else None,
+        "loss": None if last is None else last.loss,
+        "count": None if training is None else training.counts.get(member.rank),
+    }
+
+
+def _process(core: JobCore | PlainCore, member: Member) -> dict[str, Any]:
+    beat = core.beats.get(member.rank)
+    state, reason = str(member.status), member.reason
+    if member.status is RankStatus.LIVE and beat is not None and beat.is_frozen:
+        state, reason = "frozen", FROZEN.format(pid=beat.pid)
+    elif member.status is RankStatus.LIVE and core.liveness.rank_pulse(member.rank) is Pulse.SUSPECT:
+        state = "suspect"
     return {
         "rank": member.rank,
         "host": member.host,
         "device": f"{member.device.kind}:{member.device.index}",
         "device_name": member.device.name,
-        "state": "suspect" if is_suspect else str(member.status),
-        "reason": member.reason,
-        "steps": steps if beat is None else max(steps, beat.steps),
+        "state": state,
+        "reason": reason,
         "pid": beat.pid if beat is not None and beat.pid else None,
         "rss_bytes": None if beat is None else beat.rss_bytes,
-        "rate": None if last is None else last.rate,
-        "share": samples / merged if merged else None,
-        "loss": None if last is None else last.loss,
-        "count": None if training is None else training.counts.get(member.rank),
     }

@@ -46,8 +46,9 @@ def plain_line(state: Mapping[str, Any]) -> str:
     plain, ranks = state.get("plain"), state.get("ranks")
     if not isinstance(plain, dict) or not isinstance(ranks, list) or not ranks:
         return ""
-    alive = sum(isinstance(each, dict) and each.get("state") == "live" for each in ranks)
-    parts = [f"{alive} of {len(ranks)} ranks alive"]
+    states = [each.get("state") for each in ranks if isinstance(each, dict)]
+    frozen = states.count("frozen")
+    parts = [f"{states.count('live') + frozen} of {len(ranks)} ranks alive" + (f", {frozen} frozen" if frozen else "")]
     if _number(plain.get("max_restarts")):
         parts.append(f"restart {plain.get('restarts')} of {plain.get('max_restarts')}")
     return "  ".join([*parts, f"up {duration(_number(plain.get('uptime_s')))}"])

@@ -37,6 +37,7 @@ class RankBeat:
 
     ``pid`` and ``rss_bytes`` are 0 until they have been measured.
     ``has_beaten`` is False until the rank's agent has spoken once (imports and model building come before).
+    ``is_frozen``: a signal such as SIGSTOP has stopped the process.
     """
 
     rank: RankId
@@ -45,6 +46,7 @@ class RankBeat:
     steps: int
     rss_bytes: int
     pid: int = 0
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,6 +79,45 @@ def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
     run.wait_until_clean()
 
 
+def test_rank_finds_what_torchrun_gives_it(fdl: Fdl) -> None:
+    script = fdl.folder / "environment.py"
+    script.write_text("import json, os\nprint('environment', json.dumps(dict(os.environ)))\n")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 3, "--log-dir", "logs", "-r", 3)
+    assert fdl.python(*torchrun, script).returncode == 0
+    (log,) = fdl.folder.glob("logs/*/attempt_0/1/stdout.log")
+    theirs = json.loads(log.read_text().removeprefix("environment "))
+
+    run = plain(fdl, script, options=("--max-restarts", 3))
+    assert run.wait() == 0, run.story()
+    (ours,) = environments(run, 1)
+
+    differing = {name for name in theirs if ours.get(name) != theirs[name]}
+    assert differing == {
+        "MASTER_ADDR",  # localhost
+        "MASTER_PORT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_USE_AGENT_STORE",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE",  # torchrun's word to itself
+    }
+    assert {name for name in ours if name.startswith("TORCH")} <= theirs.keys()
+
+
+def test_frozen_rank_is_told_of_and_does_not_hold_up_a_stop(fdl: Fdl) -> None:
+    run = training(fdl)
+    pid = run.pid_of("rank1")
+
+    run.kill("rank1", number=signal.SIGSTOP)
+    run.wait_for_event("rank_frozen")
+
+    assert f"kill -CONT {pid} lets it go on" in run.events("rank_frozen")[0]["detail"]
+    status = fdl.call("status").stdout
+    assert "2 of 2 ranks alive, 1 frozen" in status
+    assert fdl.call("stop", timeout_s=END_S).returncode == 0
+    assert run.wait(END_S) == 143, run.story()
+    run.wait_until_clean()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_to_the_launcher_stops_the_run(fdl: Fdl, number: signal.Signals, code: int) -> None:

@@ -28,6 +28,7 @@ def main() -> None:
         f"rank {accelerator.process_index} of {accelerator.num_processes}: step {steps}, learned {worst < 0.1}",
         flush=True,
     )
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 

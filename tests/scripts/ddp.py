@@ -92,6 +92,7 @@ def main() -> None:
     dist.all_reduce(weight)
     alike = torch.allclose(weight / dist.get_world_size(), model.module.weight)
     print(f"rank {rank} of {dist.get_world_size()} is done: all alike {alike}", flush=True)
+    dist.barrier()  # else a thread of Gloo may still hold a tensor when Python ends, and torch aborts
     dist.destroy_process_group()
 
 

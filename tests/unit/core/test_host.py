@@ -32,7 +32,7 @@ from flodl.core.events import (
     SumReturned,
     Ticked,
 )
-from flodl.core.host import HostCore, HostSettings, HostState
+from flodl.core.host import HostCore, HostSettings, HostState, Measured
 from flodl.core.preemption import DAEMON
 from flodl.errors import InvariantViolation
 from flodl.ids import RankId, RoundKey
@@ -157,9 +157,10 @@ def test_beat_tells_what_is_known_of_each_running_rank() -> None:
     host = Host()
     host.post(RankSaid(4, RankAlive(4, 17)), 100.6)
     host.post(RankEnded(5, 0, 9), 100.7)
-    host.core.update_processes({4: (77, 1 << 20), 9: (5, 5)})
+    host.core.update_processes({4: Measured(77, 1 << 20, True), 9: Measured(5, 5)})
     assert host.core.next_deadline_s() == 101.0
-    assert host.core.handle(Ticked(), 101.1) == [SendController(Beat("a", (RankBeat(4, True, 500, 17, 1 << 20, 77),)))]
+    beat = RankBeat(4, True, 500, 17, 1 << 20, 77, True)
+    assert host.core.handle(Ticked(), 101.1) == [SendController(Beat("a", (beat,)))]
     assert host.core.next_deadline_s() == 102.1
 
 

@@ -185,6 +185,14 @@ def test_beats_are_answered_and_kept() -> None:
     assert run.core.beats == {1: beat.ranks[0]}
 
 
+def test_rank_that_a_signal_has_stopped_is_told_of_once_each_time() -> None:
+    run = Plain().run()
+    for is_frozen in (False, True, True, False, True):
+        run.say(Beat("b", (RankBeat(1, False, 3, 0, 9, 77, is_frozen), RankBeat(2, False, 3, 0, 9, 78))), "b")
+    told = "rank 1 is stopped by a signal; on its host, kill -CONT 77 lets it go on"
+    assert run.records("rank_frozen") == [told, told]
+
+
 def test_words_of_an_engine_and_of_a_head_mean_nothing() -> None:
     run = Plain().run()
     for event in (

@@ -111,21 +111,23 @@ def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
 
 def test_plain_run_has_ranks_and_uptimes_and_no_figures_of_an_engine() -> None:
     run = Plain(max_restarts=2).run()
-    run.say(Beat("b", (RankBeat(1, False, 3, 0, 4096),)), "b")
+    run.say(Beat("b", (RankBeat(1, False, 3, 0, 4096, 77), RankBeat(2, False, 3, 0, 4096, 78, True))), "b")
     run.now_s = 4.0
     run.exit(0)
     view = snapshot(run.core, 6.0)
     json.dumps(view)
     assert (view["schema"], view["phase"]) == (SCHEMA, "running")
     assert view["plain"] == {"restarts": 0, "max_restarts": 2, "uptime_s": 5.0}
+    frozen = "stopped by a signal; on its host, kill -CONT 78 lets it go on"
+    assert (view["ranks"][2]["state"], view["ranks"][2]["reason"]) == ("frozen", frozen)
     assert view["ranks"][:2] == [
         {
             "rank": 0, "host": "a", "device": "cpu:0", "device_name": "", "state": "finished", "reason": "",
-            "rss_bytes": None, "uptime_s": 3.0,
+            "pid": None, "rss_bytes": None, "uptime_s": 3.0,
         },
         {
             "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
-            "rss_bytes": 4096, "uptime_s": 5.0,
+            "pid": 77, "rss_bytes": 4096, "uptime_s": 5.0,
         },
     ]  # fmt: skip
     assert [(host["host"], host["state"], host["ranks"]) for host in view["hosts"]] == [

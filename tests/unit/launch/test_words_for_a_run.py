@@ -61,6 +61,8 @@ def test_live_line_of_a_plain_run_counts_its_ranks() -> None:
         "ranks": [{"state": "live"}, {"state": "finished"}],
     }
     assert Progress().line(state, 0.0) == "running  1 of 2 ranks alive  up 1m01s"
+    frozen = {**state, "ranks": [{"state": "live"}, {"state": "frozen"}]}
+    assert Progress().line(frozen, 0.0) == "running  2 of 2 ranks alive, 1 frozen  up 1m01s"
     assert Progress().line({**state, "ranks": []}, 0.0) == "running"
 
 
