@@ -4,6 +4,7 @@
 
 import importlib.util
 import re
+from typing import Final
 
 import pytest
 
@@ -11,24 +12,24 @@ from tests.runs import ROOT, Fdl
 
 pytestmark = pytest.mark.timeout(240)
 
-SCRIPTS = {"hugging_face": "transformers", "accelerate_loop": "accelerate", "lightning_fit": "lightning"}
-STEPS = {"hugging_face": 8, "accelerate_loop": 80, "lightning_fit": 16}
-"""With two ranks; one that trained alone would need twice as many."""
+STEPS: Final = {"hugging_face": 8, "accelerate_loop": 80, "lightning_fit": 16}
+"""Of each script with two ranks; one rank that trained alone would need twice as many."""
+
+MISSING: Final = [
+    each for each in ("accelerate", "lightning", "transformers") if importlib.util.find_spec(each) is None
+]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_loop_of_a_framework_trains_over_two_ranks(fdl: Fdl, name: str) -> None:
-    package = SCRIPTS[name]
-    needed = {"transformers", "accelerate"} if package == "transformers" else {package}
-    missing = [each for each in sorted(needed) if importlib.util.find_spec(each) is None]
-    if missing:
-        pytest.skip(f"not installed: {', '.join(missing)} (pip install '.[frameworks]')")
-    script = ROOT / "tests" / "scripts" / f"{name}.py"
-    arguments = () if name == "accelerate_loop" else (fdl.folder / "out",)
+@pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (pip install '.[frameworks]')")
+def test_loops_of_frameworks_train_over_two_ranks(fdl: Fdl) -> None:
+    options = ("--stop-timeout", 5, "--local", 2, "--plain")
+    runs = {
+        name: fdl.launch(*options, ROOT / "tests" / "scripts" / f"{name}.py", "--folder", fdl.folder / name)
+        for name in STEPS
+    }
 
-    run = fdl.launch("--stop-timeout", 5, "--local", 2, "--plain", script, *arguments)
-
-    assert run.wait() == 0, run.story()
-    ranks = sorted(re.findall(r"rank (\d) of 2: step (\d+)", run.stdout))
-    assert ranks == [("0", str(STEPS[name])), ("1", str(STEPS[name]))], run.story()
-    run.wait_until_clean()
+    for name, run in runs.items():
+        assert run.wait() == 0, run.story()
+        ranks = sorted(re.findall(r"rank (\d) of 2: step (\d+)", run.stdout))
+        assert ranks == [("0", str(STEPS[name])), ("1", str(STEPS[name]))], run.story()
+        run.wait_until_clean()

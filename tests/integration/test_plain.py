@@ -41,6 +41,7 @@ def outcome(run: Launched) -> dict[str, Any]:
 
 
 # -------------------------------------------------------------------------------------------------------- start to end
+@pytest.mark.long
 def test_script_for_torchrun_trains_over_its_ranks_without_a_head(fdl: Fdl) -> None:
     run = plain(fdl, ranks=3)
 
@@ -59,15 +60,21 @@ def test_script_for_torchrun_trains_over_its_ranks_without_a_head(fdl: Fdl) -> N
     run.wait_until_clean()
 
 
-def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
+def test_killed_rank_starts_all_again_and_another_shell_sees_and_stops_it(fdl: Fdl) -> None:
     words = fdl.folder / "words"
-    run = training(fdl, "--last-words", words)
+    run = training(fdl, "--last-words", words, options=("--max-restarts", 2))
+    run.kill("rank1")
+    logs = [f"rank{rank}.stdout.log" for rank in range(2)]
+    fdl.wait_until(lambda: all(run.log(name).count(STEP) == 2 for name in logs), END_S, run.story)
 
+    for rank in range(2):
+        found = [(env["RANK"], env["TORCHELASTIC_RESTART_COUNT"]) for env in environments(run, rank)]
+        assert found == [(str(rank), "0"), (str(rank), "1")]
     state = json.loads(fdl.call("status", "--json").stdout)
-    assert (state["phase"], state["plain"]["restarts"]) == ("running", 0)
+    assert (state["phase"], state["plain"]["restarts"]) == ("running", 1)
     assert [rank["state"] for rank in state["ranks"]] == ["live", "live"]
     assert all(rank["uptime_s"] > 0 for rank in state["ranks"])
-    assert "2 of 2 ranks alive  up " in fdl.call("status").stdout
+    assert "2 of 2 ranks alive  restart 1 of 2  up " in fdl.call("status").stdout
     assert STEP in fdl.call("tail", "--rank", "1").stdout
     refused = fdl.call("drain", "localhost")
     assert (refused.returncode, "use fdl stop" in refused.stderr) == (2, True), refused.stderr
@@ -79,6 +86,7 @@ def test_status_tail_and_stop_from_another_shell(fdl: Fdl) -> None:
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_rank_finds_what_torchrun_gives_it(fdl: Fdl) -> None:
     script = fdl.folder / "environment.py"
     script.write_text("import json, os\nprint('environment', json.dumps(dict(os.environ)))\n")
@@ -103,6 +111,7 @@ def test_rank_finds_what_torchrun_gives_it(fdl: Fdl) -> None:
     assert {name for name in ours if name.startswith("TORCH")} <= theirs.keys()
 
 
+@pytest.mark.long
 def test_frozen_rank_is_told_of_and_does_not_hold_up_a_stop(fdl: Fdl) -> None:
     run = training(fdl)
     pid = run.pid_of("rank1")
@@ -129,6 +138,7 @@ def test_signal_to_the_launcher_stops_the_run(fdl: Fdl, number: signal.Signals, 
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_script_with_a_trainer_is_told_to_leave_plain_out(fdl: Fdl) -> None:
     run = plain(fdl, JOB, ranks=1)
 
@@ -138,6 +148,7 @@ def test_script_with_a_trainer_is_told_to_leave_plain_out(fdl: Fdl) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- failures
+@pytest.mark.long
 def test_rank_that_fails_ends_the_others_and_gives_the_run_its_code(fdl: Fdl) -> None:
     run = plain(fdl, DDP, *LONG, "--fail-rank", 1)
 
@@ -158,6 +169,7 @@ def test_exception_of_a_rank_is_the_headline(fdl: Fdl) -> None:
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_killed_rank_ends_the_run_with_its_signal(fdl: Fdl) -> None:
     run = training(fdl)
 
@@ -192,7 +204,8 @@ def test_killed_daemon_leaves_no_rank(fdl: Fdl) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- restarts
-def test_killed_rank_starts_all_again_from_the_scripts_own_checkpoint(fdl: Fdl) -> None:
+@pytest.mark.long
+def test_restarted_ranks_go_on_from_the_scripts_own_checkpoint(fdl: Fdl) -> None:
     options = ("--max-restarts", 2)
     arguments = (
         "--checkpoint",
@@ -226,6 +239,7 @@ def test_rank_that_always_fails_ends_the_run_behind_its_restarts(fdl: Fdl) -> No
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_port_that_a_stranger_takes_costs_no_restart(fdl: Fdl) -> None:
     ready = fdl.folder / "ready"
     run = plain(fdl, DDP, "--wait-for", ready)

@@ -14,7 +14,7 @@ def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> dict[str, torch.Te
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--folder", type=Path)
     folder = parser.parse_args().folder
     torch.manual_seed(0)
     config = BertConfig(

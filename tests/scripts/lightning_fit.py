@@ -24,7 +24,7 @@ class Line(lightning.LightningModule):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("--folder", type=Path)
     folder = parser.parse_args().folder
     x = torch.rand(64, 1)  # (N, 1)
     trainer = lightning.Trainer(

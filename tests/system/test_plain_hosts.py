@@ -43,6 +43,7 @@ def test_unequal_hosts_train_together(fdl: Fdl, hosts: Lab, cluster: Path) -> No
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_rank_that_fails_on_one_host_ends_those_of_the_other(fdl: Fdl, cluster: Path, hosts: Lab) -> None:
     run = plain(fdl, cluster, *LONG, "--fail-rank", 2)
 
