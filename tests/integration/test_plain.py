@@ -193,6 +193,18 @@ def test_killed_controller_leaves_no_rank(fdl: Fdl) -> None:
 
 
 @pytest.mark.long
+def test_killed_launcher_leaves_the_run_alone(fdl: Fdl) -> None:
+    run = training(fdl)
+
+    run.kill("launcher")
+
+    assert run.wait(END_S) == -signal.SIGKILL
+    assert fdl.call("stop", timeout_s=END_S).returncode == 0
+    assert (run.wait_for_end()["status"], run.wait_for_end()["exit_code"]) == ("stopped", 143)
+    run.wait_until_clean()
+
+
+@pytest.mark.long
 def test_killed_daemon_leaves_no_rank(fdl: Fdl) -> None:
     run = training(fdl)
 
