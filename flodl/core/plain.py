@@ -38,6 +38,7 @@ from flodl.core.liveness import Liveness, LivenessSettings, Pulse
 from flodl.core.membership import Membership
 from flodl.core.places import Places, meeting_point, mixture
 from flodl.core.preemption import stop_asked
+from flodl.core.restarts import Restarts
 from flodl.core.running_time import RunningTime
 from flodl.core.startup import Startup
 from flodl.core.window import JoinSettings, Verdict
@@ -56,12 +57,6 @@ from flodl.messages import (
     StopRanks,
     StopWanted,
 )
-
-MAX_PORT_TRIES = 5
-"""Ports in a row that a stranger may take before our rank does; each is another number, so more is no accident."""
-
-SIGABRT = 6
-"""How a library ends a process whose peer is gone: alone among signals it may only follow from another failure."""
 
 FROZEN = "stopped by a signal; on its host, kill -CONT {pid} lets it go on"
 
@@ -104,20 +99,16 @@ class PlainCore:
         self.startup = Startup(settings.join, 0.0, self.membership, self.liveness, opened_s)
         self.hosts: dict[HostName, HostHello] = {}
         self.beats: dict[RankId, RankBeat] = {}
-        self.restarts = 0
+        self.restarts = Restarts(self.ending, settings.max_restarts)
+        self.missing: dict[HostName, None] = {}
         self.started_s: float | None = None
         self.ended_s: dict[RankId, float] = {}
         self._finale = Finale(self.ending, self.membership, False, settings.stop_grace_s, count())
         self._time = RunningTime()
         self._places: Places | None = None
-        self.missing: dict[HostName, None] = {}
-        self._failure: Failure | None = None
-        self._followers = 0
-        self._may_restart = True
         self._start = 0
         self._port = 0
         self._address = ""
-        self._port_tries = 0
         self._deadline_s: float | None = None
 
     # ----------------------------------------------------------------------------------------------------- contract
@@ -183,8 +174,8 @@ class PlainCore:
 
     def check(self) -> None:
         """Raise InvariantViolation when the state contradicts itself."""
-        if self.phase is PlainPhase.RUNNING and self._failure is not None:
-            raise InvariantViolation(f"running on after {self._failure.error}")
+        if self.phase is PlainPhase.RUNNING and self.restarts.failure is not None:
+            raise InvariantViolation(f"running on after {self.restarts.failure.error}")
         if self.phase in (PlainPhase.STARTING, PlainPhase.GATHERING) and self.membership.live:
             raise InvariantViolation(f"{self.phase} while ranks {self.membership.live} run")
 
@@ -264,21 +255,17 @@ class PlainCore:
             self.startup.window.leave(host, reason)
             return [dropped, note]
         self.missing[host] = None
-        self._may_restart &= is_missed
+        self.restarts.are_forbidden |= not is_missed
         failure = end.loss(end.KIND_HOST, host, -1, reason)
         return [dropped, note, *self._miss(failure, bool(lost), now_s)]
 
     def _miss(self, failure: Failure, has_lost_ranks: bool, now_s: float) -> list[JobAction]:
         """A host of the run is gone. Where all that ran on it had ended, only a restart has to wait for it."""
         if self.phase is PlainPhase.GATHERING:
-            return [RestoreHost(failure.host)] if self._may_restart else self._fail(failure, now_s)
+            return self._fail(failure, now_s) if self.restarts.are_forbidden else [RestoreHost(failure.host)]
         is_needed = has_lost_ranks or self.phase is PlainPhase.STARTING
         actions = self._on_failure(failure, now_s) if is_needed else []
-        return [*actions, RestoreHost(failure.host)] if self._has_restarts else actions
-
-    @property
-    def _has_restarts(self) -> bool:
-        return self._may_restart and self.restarts < self.settings.max_restarts
+        return [*actions, RestoreHost(failure.host)] if self.restarts.are_left else actions
 
     def _pulse(self, now_s: float) -> list[JobAction]:
         """Silence of hosts: suspects are noted, the dead are lost. Ranks do not beat."""
@@ -308,7 +295,7 @@ class PlainCore:
             return []
         failure = self._failure_of(message, code)
         self._bury(rank, failure.error, now_s)
-        if self._failure is not None or self.phase is PlainPhase.ENDING:
+        if self.restarts.failure is not None or self.phase is PlainPhase.ENDING:
             return self._on_failure(failure, now_s)
         fields = {"rank": rank, "code": code}
         note = Record("rank_failed", Severity.CRITICAL, f"rank {rank}: {failure.error}", fields)
@@ -317,7 +304,7 @@ class PlainCore:
     def _failure_of(self, message: RankExited, code: int) -> Failure:
         rank, host = message.rank, self.membership[message.rank].host
         if message.by_us:
-            self._may_restart = False
+            self.restarts.are_forbidden = True
             reason = "stopped by its daemon, which leaves the run"
             return end.loss(end.KIND_HOST, host, rank, reason)
         if message.signal:
@@ -333,19 +320,15 @@ class PlainCore:
         if self.phase is PlainPhase.ENDING:
             self.ending.fail(failure, failure.error)
             return []
-        if self._failure is None:
-            self._failure = failure
-            return self._stop_ranks(now_s)
-        self._followers += 1
-        if _explains(failure, self._failure):
-            self._failure = failure
-        return self._stop_ranks(now_s) if self.phase is not PlainPhase.STOPPING else []
+        is_first = self.restarts.failure is None
+        self.restarts.take(failure)
+        return self._stop_ranks(now_s) if is_first or self.phase is not PlainPhase.STOPPING else []
 
     def _stop_ranks(self, now_s: float) -> list[JobAction]:
         self.phase = PlainPhase.STOPPING
         grace_s = self.settings.stop_grace_s
         self._deadline_s = now_s + grace_s + 2 * KILL_MARGIN_S
-        reason = "" if self._failure is None else self._failure.error
+        reason = "" if self.restarts.failure is None else self.restarts.failure.error
         hosts = self.membership.hosts_of(self.membership.live)
         return [SendHost(host, StopRanks(reason, grace_s)) for host in hosts]
 
@@ -361,14 +344,14 @@ class PlainCore:
         places = self._places
         if self.phase is not PlainPhase.STARTING or picked.start != self._start or places is None:
             return []
-        if self._failure is None:
+        if self.restarts.failure is None:
             return self._spawn(places, picked, now_s)
-        actions = self._judge(self._failure, picked.was_taken, now_s)
+        actions = self._judge(self.restarts.failure, picked.was_taken, now_s)
         return actions + (self._spawn(places, picked, now_s) if self._can_start else [])
 
     @property
     def _can_start(self) -> bool:
-        return self._failure is None and not self.missing
+        return self.restarts.failure is None and not self.missing
 
     def _spawn(self, places: Places, picked: PortPicked, now_s: float) -> list[JobAction]:
         if picked.error:
@@ -381,23 +364,13 @@ class PlainCore:
         size, hosts = len(self.membership), len(places.hosts)
         note = Record("spawning", Severity.INFO, f"starting {size} rank(s) on {hosts} host(s)", {"port": picked.port})
         address = self._address or picked.address
-        return [note, *places.orders(address, picked.port, self.restarts, self.settings.max_restarts)]
+        return [note, *places.orders(address, picked.port, self.restarts.count, self.settings.max_restarts)]
 
     def _judge(self, failure: Failure, was_taken: bool, now_s: float) -> list[JobAction]:
         """All ranks of a start that failed have ended: is there another one?"""
-        if was_taken and self._port_tries < MAX_PORT_TRIES:
-            self._port_tries += 1
-            detail = f"port {self._port} was taken by somebody else before rank 0 could use it: the ranks start again"
-            note = Record("port_taken", Severity.WARNING, detail, {"port": self._port})
-        elif self._has_restarts:
-            self.restarts += 1
-            self._port_tries = 0
-            self.ending.tolerate(failure)
-            detail = f"restart {self.restarts} of {self.settings.max_restarts}, after {_named(failure)}"
-            note = Record("restarting", Severity.WARNING, detail, {"restart": self.restarts})
-        else:
+        note = self.restarts.judge(failure, self._port, was_taken)
+        if note is None:
             return self._fail(failure, now_s)
-        self._failure, self._followers = None, 0
         if self.missing:
             self.phase, self._deadline_s = PlainPhase.GATHERING, now_s + self.settings.join.max_join_timeout_s
         return [note]
@@ -408,20 +381,15 @@ class PlainCore:
         note = Record("stop_requested", Severity.INFO, f"{how} requested by {event.source}", {"source": event.source})
         if self.phase is PlainPhase.ENDING and not event.abort:
             return [Record("stop_requested", Severity.INFO, "the run is ending already; abort it to end it now", {})]
-        if self._failure is None:
+        if self.restarts.failure is None:
             self.ending.stop(event.exit_code, f"{'aborted' if event.abort else 'stopped'} by {event.source}")
         elif not self.ending.is_decided:
-            self._decide(self._failure)  # it came first
+            self.restarts.give_up(self.restarts.failure)  # it came first
         return [note, *self._end(now_s, 0.0 if event.abort else self.settings.stop_grace_s)]
 
     def _fail(self, failure: Failure, now_s: float) -> list[JobAction]:
-        self._decide(failure)
+        self.restarts.give_up(failure)
         return self._end(now_s, self.settings.stop_grace_s)
-
-    def _decide(self, failure: Failure) -> None:
-        after = f", after {self.restarts} restart(s)" if self.restarts else ""
-        self.ending.fail(failure, _named(failure) + after)
-        self.ending.collateral += self._followers
 
     def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
         self.phase, self._deadline_s = PlainPhase.ENDING, None
@@ -436,8 +404,8 @@ class PlainCore:
             actions += self._proceed_waiting(now_s)
         elif self.phase is PlainPhase.RUNNING and not self.membership.live:
             actions += self._end(now_s, self.settings.stop_grace_s)
-        elif self.phase is PlainPhase.STOPPING and places is not None and self._failure is not None:
-            actions += self._proceed_stopping(places, self._failure, now_s)
+        elif self.phase is PlainPhase.STOPPING and places is not None and self.restarts.failure is not None:
+            actions += self._proceed_stopping(places, self.restarts.failure, now_s)
         elif self.phase is PlainPhase.GATHERING and places is not None:
             actions += self._proceed_gathering(places, now_s)
         return actions + (self._proceed_ending(now_s) if self.phase is PlainPhase.ENDING else [])
@@ -487,13 +455,3 @@ class PlainCore:
 
     def _is_late(self, now_s: float) -> bool:
         return self._deadline_s is not None and now_s >= self._deadline_s
-
-
-def _explains(later: Failure, first: Failure) -> bool:
-    """A killed or crashed process ends no sooner than its peers notice, and none of them dies of that by a signal."""
-    return first.kind == end.KIND_EXIT and later.kind == end.KIND_SIGNAL and later.signal != SIGABRT
-
-
-def _named(failure: Failure) -> str:
-    who = f"rank {failure.rank}" if failure.rank >= 0 else f"host {failure.host}"
-    return f"{who}: {failure.error}"

@@ -24,7 +24,7 @@ def _plain_run(core: PlainCore, now_s: float) -> dict[str, Any]:
         "schema": SCHEMA,
         "phase": str(core.phase),
         "plain": {
-            "restarts": core.restarts,
+            "restarts": core.restarts.count,
             "max_restarts": core.settings.max_restarts,
             "uptime_s": core.uptime_s(now_s),
         },

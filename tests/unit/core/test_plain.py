@@ -19,7 +19,8 @@ from flodl.core.events import (
     Ticked,
 )
 from flodl.core.liveness import LivenessSettings
-from flodl.core.plain import MAX_PORT_TRIES, NO_DRAIN, PlainCore, PlainPhase, PlainSettings
+from flodl.core.plain import NO_DRAIN, PlainCore, PlainPhase, PlainSettings
+from flodl.core.restarts import MAX_PORT_TRIES
 from flodl.core.window import JoinSettings
 from flodl.errors import InvariantViolation
 from flodl.messages import (
