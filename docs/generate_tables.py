@@ -29,7 +29,7 @@ from pydantic import BaseModel
 import flodl_cli.main
 from flodl import messages
 from flodl.config.model import ClusterSpec
-from flodl.core import elche, finale, formation, guards, meta, plain, rounds, training
+from flodl.core import elche, finale, formation, guards, meta, restarts, rounds, training
 from flodl.core import events as ev
 from flodl.core.rank import RankCore, Stage, Work
 from flodl.ids import Grant, RoundKey, Span
@@ -153,7 +153,7 @@ def core_limits() -> str:
             (formation, ("FORMATION_TIMEOUT_S", "MAX_ATTEMPTS")),
             (training, ("PATIENCE_S", "MAX_ROUND_ATTEMPTS")),
             (finale, ("STATE_TIMEOUT_S", "KILL_MARGIN_S")),
-            (plain, ("MAX_PORT_TRIES",)),
+            (restarts, ("MAX_PORT_TRIES",)),
         )
     )
 
