@@ -24,7 +24,7 @@ from flodl.launch import listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
-from flodl.launch.plan import LaunchRequest, RunSpec, describe, plan
+from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, describe, plan
 from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
@@ -47,6 +47,7 @@ class LaunchOptions:
     preflight: bool = True
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        plain=options.plain,
     )
 
 

@@ -88,6 +88,15 @@ class JoinPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """A run whose script trains by itself, as under torchrun: no engine, no head. So often all ranks are started anew
+    after a failure, ``max_restarts``.
+    """
+
+    max_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     """Everything about one run that is decided before it starts; holds no secret. This is ``run.json``.
 
@@ -95,7 +104,8 @@ class RunSpec:
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
-    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``.
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
+    engine.
     """
 
     schema: int
@@ -118,6 +128,7 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    plain: PlainPlan | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +149,7 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -184,6 +196,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        plain=request.plain,
     )
 
 
@@ -248,9 +261,7 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"tls         {_TLS_WORDS[spec.tls]}",
         f"directory   {run_dir}",
         f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
-        f"head        {shlex.join([spec.python, *spec.script])}",
-        f"  in        {spec.cwd}",
-        f"  env       {_keys(spec.env)}",
+        *_describe_head(spec),
     ]
     for host in spec.hosts:
         start = commands.openssh_command(host) or commands.daemon_argv(host.python)
@@ -263,6 +274,16 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
             f"  env       {_keys({**spec.env, **host.env})}",
         ]
     return lines
+
+
+def _describe_head(spec: RunSpec) -> list[str]:
+    if spec.plain is not None:
+        return [f"plain       no head, no engine; max_restarts: {spec.plain.max_restarts}"]
+    return [
+        f"head        {shlex.join([spec.python, *spec.script])}",
+        f"  in        {spec.cwd}",
+        f"  env       {_keys(spec.env)}",
+    ]
 
 
 def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:
