@@ -24,7 +24,7 @@ from typing import Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
-from flodl.errors import ConfigError, FlodlError, WrongToken
+from flodl.errors import ConfigError, FlodlError, HostUnreachable, WrongToken
 from flodl.ids import HostName
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import read_bootstrap
@@ -142,7 +142,7 @@ class _Keeper:
             remedy = f"have fdl join-config {self._request.host} make a new token file, and copy it here"
             raise ConfigError(f"{error}\n  {remedy}") from None
         except (FlodlError, TimeoutError) as error:
-            self._say(f"waiting for a controller at {self._where}: {_first_line(error)}")
+            self._say(f"waiting for a controller at {self._where}: {_why(error)}")
             return None
         if given.run_id == self._left:
             self._say(f"has left run {self._left}; waiting for the next one on {self._where}")
@@ -269,6 +269,12 @@ class _Keeper:
             if self._pulse is None or self._pulse.is_moving(time.monotonic()):
                 self._service.tell(WATCHDOG=1)
             await asyncio.sleep(self._watchdog_s / PINGS)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, HostUnreachable):
+        return f"{error.stage}: {error.reason}"
+    return _first_line(error) or "no answer"
 
 
 def _first_line(text: object) -> str:

@@ -91,12 +91,14 @@ def install_command(scope: str | None, run_as: str | None, is_printed: bool) -> 
 @click.option("--json", "as_json", is_flag=True, help="One document.")
 def status_command(as_json: bool) -> int:
     """Say what systemd knows of this machine's managed daemon; exit 0 when one is active, else 3."""
-    found = {}
+    found, faults = {}, []
     for scope in Scope:
         try:
             found[scope] = ask_systemd(scope)
         except PreflightError as error:
-            click.echo(f"fdl: {scope}: {error}", err=True)
+            faults.append(f"{scope}: {error}")
+    if not found:  # a user without a login has no service manager, and need not have one
+        raise PreflightError("\n".join(faults))
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
