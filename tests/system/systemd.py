@@ -32,7 +32,8 @@ for folder in /tmp /var/tmp /var/log /var/lib/systemd; do mount -t tmpfs tmpfs $
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 for unit in systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket \\
     systemd-udev-trigger.service systemd-tmpfiles-setup.service systemd-tmpfiles-setup-dev.service \\
-    systemd-tmpfiles-clean.timer systemd-sysctl.service systemd-modules-load.service systemd-random-seed.service systemd-remount-fs.service; do
+    systemd-tmpfiles-clean.timer systemd-sysctl.service systemd-modules-load.service \\
+    systemd-random-seed.service systemd-remount-fs.service; do
   ln -s /dev/null /run/systemd/system/$unit
 done
 mount --make-rshared /
