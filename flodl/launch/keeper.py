@@ -13,6 +13,7 @@ come.
 
 import asyncio
 import dataclasses
+import faulthandler
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ from typing import Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
-from flodl.errors import ConfigError, FlodlError, HostUnreachable, WrongToken
+from flodl.errors import ConfigError, FlodlError, HostUnreachable, JoinRefused
 from flodl.ids import HostName
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import read_bootstrap
@@ -76,6 +77,7 @@ def keep(request: KeeperRequest, service: Service) -> int:
     Raises:
         ConfigError: what no waiting cures: a device that is not there, another token than the controller's.
     """
+    faulthandler.enable(2)  # a watchdog's SIGABRT shows where it stood
     return asyncio.run(_Keeper(request, service).live())
 
 
@@ -138,10 +140,10 @@ class _Keeper:
                 self._say(f"waiting for a run on {self._where}: {why}")
                 return None
             given = read_bootstrap(reply.document)
-        except WrongToken as error:
-            remedy = f"have fdl join-config {self._request.host} make a new token file, and copy it here"
-            raise ConfigError(f"{error}\n  {remedy}") from None
         except (FlodlError, TimeoutError) as error:
+            if isinstance(error, JoinRefused) and error.is_wrong_token:
+                remedy = f"let fdl join-config {self._request.host} make a new token file, and copy it here"
+                raise ConfigError(f"{error}\n  {remedy}") from None
             self._say(f"waiting for a controller at {self._where}: {_why(error)}")
             return None
         if given.run_id == self._left:

@@ -1,7 +1,6 @@
 """``fdl daemon``: the managed daemon of this machine, which serves one run after another."""
 
 import dataclasses
-import faulthandler
 import getpass
 import json
 import os
@@ -53,7 +52,6 @@ def run_command(
     --devices and --path the run's cluster file decides. Ends with 2 on what no waiting cures.
     """
     service = Service.taken_from(os.environ, os.getpid())
-    faulthandler.enable()  # a watchdog's SIGABRT shows where it stood
     for name in (*units.SETTINGS, units.TOKEN_FILE):
         os.environ.pop(name, None)  # no rank's affair
     if not target:

@@ -55,7 +55,7 @@ def command(
     """
     if persist:
         return _keep(target, token_file, devices, host, path, TlsMode(tls))
-    words, name = device_words(devices or "all"), host_name(host)
+    words, name = device_words("all" if devices is None else devices), host_name(host)
     if token_file is None:
         return join(_local(target, words, name, path))
     return join(dataclasses.replace(_direct(target, token_file, words, name, path), tls=TlsMode(tls)))
