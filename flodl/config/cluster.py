@@ -109,8 +109,6 @@ def unsupported(spec: ClusterSpec) -> list[Problem]:
     if spec.controller.join.start != "auto":
         later.append((("controller", "join", "start"), spec.controller.join.start, "`auto`"))
     for index, worker in enumerate(spec.workers):
-        if worker.daemon == "managed":
-            later.append((("workers", index, "daemon"), worker.daemon, "`launched`, or no `daemon` at all"))
         if worker.tunnel:
             later.append((("workers", index, "tunnel"), "true", "`false`"))
     if spec.sync.mode != "off":

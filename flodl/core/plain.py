@@ -50,10 +50,12 @@ from flodl.messages import (
     Heard,
     HostHello,
     HostStopped,
+    LeaveWanted,
     PickPort,
     PortPicked,
     RankBeat,
     RankExited,
+    StopHost,
     StopRanks,
     StopWanted,
 )
@@ -209,6 +211,8 @@ class PlainCore:
                 return self._host_gone(host, f"stopped: {reason}", now_s, is_missed=False)
             case StopWanted():
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
+            case LeaveWanted(_, source):
+                return self._on_leave(host, source, now_s)
             case _:
                 return []  # bytes to disk; and what ranks with an engine say
 
@@ -376,6 +380,14 @@ class PlainCore:
         return [note]
 
     # ---------------------------------------------------------------------------------------------------------- end
+    def _on_leave(self, host: HostName, source: str, now_s: float) -> list[JobAction]:
+        """A walk-in must go: before the start it is not waited for, later nobody trains on without it."""
+        if self.ending.is_decided or host not in self.hosts:
+            return []
+        if self.phase is PlainPhase.WAITING:
+            return [SendHost(host, StopHost(source, 0.0))]
+        return self._on_stop(StopAsked(f"{source} on {host}", False, end.EXIT_TERMINATED), now_s)
+
     def _on_stop(self, event: StopAsked, now_s: float) -> list[JobAction]:
         how = "abort" if event.abort else "stop"
         note = Record("stop_requested", Severity.INFO, f"{how} requested by {event.source}", {"source": event.source})

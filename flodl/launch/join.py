@@ -152,7 +152,7 @@ class _Guest:
 
     async def _start(self, given: Bootstrap) -> LocalDaemon:
         request = self._request
-        folder = _own_folder(request.project, given)
+        folder = own_folder(request.project, given)
         bootstrap = dataclasses.replace(
             given,
             secret=derive_host_secret(request.token, request.host).hex(),
@@ -253,8 +253,12 @@ class _Guest:
         return f"\nlast lines of rank {rank}'s stderr:{''.join(lines)}" if lines else ""
 
 
-def _own_folder(project: str, given: Bootstrap) -> str:
-    """Where the ranks run: in this machine's copy of the project, which has to hold the script."""
+def own_folder(project: str, given: Bootstrap) -> str:
+    """Where the ranks run: in this machine's copy of the project, which has to hold the script.
+
+    Raises:
+        PreflightError: the folder or the script is not there.
+    """
     remedy = "this machine needs its own copy of the project; --path names its folder"
     folder = os.path.normpath(os.path.join(project, given.cwd))
     if not os.path.isdir(folder):

@@ -39,6 +39,7 @@ from flodl.messages.daemon import (
     Beat,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
     PortPicked,
     RankExited,
@@ -103,7 +104,10 @@ ToRank: TypeAlias = (
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | PortPicked | FromRank
+FromDaemon: TypeAlias = (
+    HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | LeaveWanted | PortPicked | FromRank
+)
+FromWalkIn: TypeAlias = FromDaemon | AskBootstrap
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | PickPort | StopRanks | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound

@@ -61,7 +61,6 @@ def test_settings_of_later_versions_parse_and_are_named_with_their_place() -> No
 
     assert [(one.key, one.position, one.read) for one in later] == [
         ("cluster.controller.join.start", "f.yml:2:46", "hybrid"),
-        ("cluster.workers[0].daemon", "f.yml:4:25", "managed"),
         ("cluster.workers[1].tunnel", "f.yml:5:25", "true"),
         ("cluster.sync.mode", "f.yml:6:16", "rsync"),
     ]
@@ -126,7 +125,6 @@ def test_example_of_the_operations_guide_parses() -> None:
 
     assert [one.key for one in unsupported(spec)] == [
         "cluster.workers[1].tunnel",
-        "cluster.workers[2].daemon",
         "cluster.sync.mode",
     ]
 

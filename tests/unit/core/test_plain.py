@@ -30,6 +30,7 @@ from flodl.messages import (
     Heard,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
     PickPort,
     PortPicked,
@@ -598,6 +599,22 @@ def test_signal_to_a_daemon_stops_the_run_once() -> None:
     run = Plain().run(StopHost)
     run.say(StopWanted("a", -1, 15), "a")
     assert run.say(StopWanted("b", -1, 15), "b") == []
+    run.held.clear()
+    run.stop(abort=True)
+    assert run.ended == ("stopped", 143)
+
+
+def test_walk_in_that_leaves_is_not_waited_for_and_ends_a_run_that_trains() -> None:
+    run = Plain()
+    run.held.add(StopHost)
+    run.say(hello("a", 1), "a")
+    assert run.say(LeaveWanted("b", "SIGTERM to its daemon"), "b") == []
+    left = run.say(LeaveWanted("a", "SIGTERM to its daemon"), "a")
+    assert left == [SendHost("a", StopHost("SIGTERM to its daemon", 0.0))]
+
+    run = Plain().run(StopHost)
+    run.say(LeaveWanted("b", "SIGTERM to its daemon"), "b")
+    assert run.say(LeaveWanted("a", "SIGTERM to its daemon"), "a") == []
     run.held.clear()
     run.stop(abort=True)
     assert run.ended == ("stopped", 143)
