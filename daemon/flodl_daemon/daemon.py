@@ -70,7 +70,7 @@ async def serve(given: Bootstrap) -> int:
     devices = offered(given.devices, given.host)
     identity = Identity(given.run_id, bytes.fromhex(given.secret), Role.DAEMON, given.host)
     stream, bulk_line, address = await _dial(given, identity)
-    hello = _hello(given.host, devices, address)
+    hello = _hello(given, devices, address)
     stream.send(hello)
     return await Daemon(given, stream, bulk_line, hello).run()
 
@@ -104,9 +104,9 @@ async def _connect(controller: Controller, identity: Identity) -> tuple[FramedSt
     return stream, bulk_line, address
 
 
-def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
+def _hello(given: Bootstrap, devices: tuple[Device, ...], address: str) -> HostHello:
     return HostHello(
-        host=host,
+        host=given.host,
         pid=os.getpid(),
         machine_id=_machine_id(),
         address=address,
@@ -115,6 +115,7 @@ def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
         python=platform.python_version(),
         torch=_version("torch"),
         flodl=flodl.__version__,
+        tunnelled=given.tunnelled,
     )
 
 

@@ -41,7 +41,8 @@ class Bootstrap:
     --x``. ``cwd`` is absolute, or ``.``, the folder in which the daemon was started. ``python`` empty means the
     daemon's own interpreter. ``env`` is added to the daemon's own environment for every rank. ``spool_dir`` is where
     the ranks' output is kept until it has been shipped; empty lets the daemon make a private temporary directory.
-    ``tls`` says at which of the controllers' addresses the daemon wants TLS.
+    ``tls`` says at which of the controllers' addresses the daemon wants TLS. ``tunnelled``: those addresses are this
+    end of an ssh session that leads to the controller.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class Bootstrap:
     stop_timeout_s: float
     spool_dir: str = ""
     tls: TlsMode = TlsMode.AUTO
+    tunnelled: bool = False
 
 
 def encode(bootstrap: Bootstrap) -> bytes:

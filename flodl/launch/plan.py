@@ -42,7 +42,9 @@ class HostKind(StrEnum):
 class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
-    ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``. ``tunnel_silence_s``
+    is above 0 where the session carries the run's traffic: so many seconds it bears without a sign of life unless the
+    user's own options say otherwise, and keys that are there after a logout are tried before the agent's.
     """
 
     target: str
@@ -51,6 +53,7 @@ class SshSpec:
     identity_file: str | None = None
     proxy_jump: str | None = None
     options: tuple[str, ...] = ()
+    tunnel_silence_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host.
+    cluster file demands, empty where admission decides. ``ssh`` is None for a local host. ``tunnel``: the daemon reaches
+    the controller through the ssh session that starts it.
     """
 
     name: str
@@ -71,6 +75,7 @@ class HostPlan:
     ranks: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
+    tunnel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +152,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
     launch happens below the project folder here, else in the project folder itself.
 
     Raises:
-        ConfigError: no script, or an ssh option that cannot be honoured.
+        ConfigError: no script, an ssh option that cannot be honoured, or a tunnel to this machine.
     """
     if not request.script or request.script == ("-m",):
         raise ConfigError("no script to launch; try: fdl launch train.py")
@@ -210,6 +215,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, secret: str, controllers: tuple
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
         tls=spec.tls,
+        tunnelled=host.tunnel,
     )
 
 
@@ -255,7 +261,7 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     for host in spec.hosts:
         start = commands.openssh_command(host) or commands.daemon_argv(host.python)
         lines += [
-            f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
+            f"host        {host.name} ({host.kind}{', tunnel' if host.tunnel else ''}), devices: {' '.join(host.devices)}",
             f"  daemon    {shlex.join(start)}",
             "  stdin     bootstrap with the host's secret: <redacted>",
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
@@ -270,7 +276,11 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
-    ssh = None if is_local else _ssh(worker)
+    if is_local and worker.tunnel:
+        raise ConfigError(
+            f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
+        )
+    ssh = None if is_local else _ssh(worker, spec.liveness.dead_s if worker.tunnel else 0.0)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
@@ -284,14 +294,16 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
+        tunnel=worker.tunnel,
     )
 
 
-def _ssh(worker: "WorkerSpec") -> SshSpec:
+def _ssh(worker: "WorkerSpec", tunnel_silence_s: float) -> SshSpec:
     ssh = worker.ssh
     if ssh is None:
-        return SshSpec(worker.host)
-    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+        return SshSpec(worker.host, tunnel_silence_s=tunnel_silence_s)
+    options = tuple(ssh.options)
+    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, options, tunnel_silence_s)
 
 
 def _host_env(worker: "WorkerSpec") -> dict[str, str]:

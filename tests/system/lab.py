@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -56,13 +56,15 @@ class Host:
 class Lab:
     """``with Lab(folder, 2) as lab``: two hosts and this machine, which is ``lab.address`` on their network."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, number: int = 0) -> None:
+        """``number`` tells the labs of one process apart."""
         self._folder = folder
         me = os.getpid() % 0x100000
-        self._bridge = f"flb{me:x}"
-        self._net = f"10.{96 + me % 96}.{me // 96 % 256}"
+        self._bridge = f"flb{me:x}{number}"
+        self._net = f"10.{96 + (me + number) % 96}.{me // 96 % 256}"
         self.address = f"{self._net}.1"
-        self.hosts = [Host(f"flh{me:x}{chr(97 + index)}", f"{self._net}.{11 + index}") for index in range(count)]
+        names = [f"flh{me:x}{number}{chr(97 + index)}" for index in range(count)]
+        self.hosts = [Host(name, f"{self._net}.{11 + index}") for index, name in enumerate(names)]
 
     # ---------------------------------------------------------------------------------------------------- up and down
     @staticmethod
@@ -174,6 +176,10 @@ class Lab:
             probe.bind((self.address, 0))
             return int(probe.getsockname()[1])
 
+    def fence(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
+        """As a firewall would: from ``host`` nothing gets to the controller's ``port``, and it is told so."""
+        return _fenced(host.name, f"{self.address}/32", port)
+
     def cut(self, host: Host) -> None:
         """Pull the host's cable: no FIN, no RST."""
         _run("ip", "-n", host.name, "link", "set", "e0", "down")
@@ -190,6 +196,16 @@ class Lab:
         for session in psutil.Process(host.sshd.pid).children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 session.kill()
+
+
+@contextlib.contextmanager
+def _fenced(namespace: str, address: str, port: int) -> Iterator[None]:
+    rule = ("to", address, "ipproto", "tcp", "dport", str(port), "prohibit")
+    _run("ip", "-n", namespace, "rule", "add", *rule)
+    try:
+        yield
+    finally:
+        _run("ip", "-n", namespace, "rule", "del", *rule)
 
 
 def _run(*command: str) -> None:
