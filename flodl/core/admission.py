@@ -36,15 +36,15 @@ def miscounted_ratios(settings: Settings, world_size: int) -> str:
 
 
 def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
-    """Why ``hosts`` that come through a tunnel may not take part: in a collective mode hosts reach each other; empty when
-    all may.
+    """Why ``hosts`` that come through a tunnel may not take part: in a collective mode hosts reach each other.
+    Empty when all may.
     """
     mode, tunnelled = settings.cadence.mode, [hello.host for hello in hosts if hello.tunnelled]
     if not mode.is_collective or not tunnelled:
         return ""
     return (
-        f"mode {mode} needs connections from host to host, and nothing but the controller is reached through the tunnel "
-        f"of {', '.join(tunnelled)}: take a cpu mode, or let it come without a tunnel"
+        f"mode {mode} needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        "controller only: take a cpu mode, or leave the tunnel out"
     )
 
 

@@ -42,9 +42,10 @@ class HostKind(StrEnum):
 class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
-    ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``. ``tunnel_silence_s``
-    is above 0 where the session carries the run's traffic: so many seconds it bears without a sign of life unless the
-    user's own options say otherwise, and keys that are there after a logout are tried before the agent's.
+    ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    ``tunnel_silence_s`` is above 0 where the session carries the run's traffic: so many seconds it bears without a sign
+    of life unless the user's own options say otherwise, and keys in files, which are there after a logout, are tried
+    before the agent's.
     """
 
     target: str
@@ -62,8 +63,8 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host. ``tunnel``: the daemon reaches
-    the controller through the ssh session that starts it.
+    cluster file demands, empty where admission decides. ``ssh`` is None for a local host. ``tunnel``: the daemon
+    reaches the controller through the ssh session that starts it.
     """
 
     name: str
@@ -260,8 +261,9 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     ]
     for host in spec.hosts:
         start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+        way = f"{host.kind}, tunnel" if host.tunnel else host.kind
         lines += [
-            f"host        {host.name} ({host.kind}{', tunnel' if host.tunnel else ''}), devices: {' '.join(host.devices)}",
+            f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
             f"  daemon    {shlex.join(start)}",
             "  stdin     bootstrap with the host's secret: <redacted>",
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",

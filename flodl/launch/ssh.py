@@ -114,7 +114,7 @@ async def _open_tunnel(host: str, login: Login, port: int) -> str:
             listener = await login.connection.forward_remote_port(LOOPBACK, 0, LOOPBACK, port)
     except TimeoutError:
         raise HostUnreachable(host, "tunnel", f"no answer within {TUNNEL_TIMEOUT_S:g} s") from None
-    except (OSError, asyncssh.Error) as error:
+    except (OSError, asyncssh.Error, asyncssh.ChannelListenError) as error:
         remedy = "let its sshd forward: AllowTcpForwarding yes (or remote) in sshd_config there, and no PermitListen"
         raise HostUnreachable(host, "tunnel", f"its sshd does not forward a port: {error}", remedy) from None
     return format_address(LOOPBACK, listener.get_port())

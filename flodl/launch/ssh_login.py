@@ -128,8 +128,8 @@ async def _with_lasting_key(login: Login | None, resolved: ResolvedHost, host: s
             raise
     opened = await _with_retries(login, resolved, host, hop)
     opened.warnings.append(
-        f"host {host}: only a key of your ssh agent opens {hop or resolved.host}: should the tunnel break after the agent "
-        "is gone (you log out), the host is lost; `ssh.identity_file` names a key without a passphrase"
+        f"host {host}: only a key of your ssh agent opens {hop or resolved.host}: should the tunnel break when the "
+        "agent is gone (you have logged out), the host is lost; `ssh.identity_file` names a key without a passphrase"
     )
     return opened
 
@@ -254,7 +254,8 @@ class _Attempt:
     async def _asyncssh_connect(
         self, sock: socket.socket | None, options_path: str, authenticating: Callable[[], None]
     ) -> asyncssh.SSHClientConnection:
-        to, extra = self._to, {}
+        to = self._to
+        extra: dict[str, object] = {}
         if self._keys.trusted or self._keys.authorities:
             extra["server_host_key_algs"] = _algorithms(self._keys)
         if to.identity_files is not None:

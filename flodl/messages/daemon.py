@@ -18,8 +18,8 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """A daemon introduces its host. ``address`` is the local address that reached the controller; ``tunnelled``: through
-    an ssh session, so that no other host reaches this one there.
+    """A daemon introduces its host. ``address`` is the local address that reached the controller; ``tunnelled``: only
+    this end of an ssh session did, so that no other host reaches this one there.
     """
 
     host: HostName
