@@ -7,7 +7,7 @@ file; the controller executes a ``RunSpec`` and asks nobody else. ``describe`` p
 import os.path
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -43,9 +43,9 @@ class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
     ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
-    ``tunnel_silence_s`` is above 0 where the session carries the run's traffic: so many seconds it bears without a sign
-    of life unless the user's own options say otherwise, and keys in files, which are there after a logout, are tried
-    before the agent's.
+    So many seconds, ``patience_s``, the session bears at least without a sign of life unless the user's own options say
+    otherwise. ``reopens``: it is opened anew when it breaks, perhaps after a logout, so that keys in files are tried
+    before those of an agent.
     """
 
     target: str
@@ -54,7 +54,8 @@ class SshSpec:
     identity_file: str | None = None
     proxy_jump: str | None = None
     options: tuple[str, ...] = ()
-    tunnel_silence_s: float = 0.0
+    patience_s: float = 0.0
+    reopens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +283,7 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         raise ConfigError(
             f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
         )
-    ssh = None if is_local else _ssh(worker, spec.liveness.dead_s if worker.tunnel else 0.0)
+    ssh = None if is_local else _ssh(worker, spec.liveness.dead_s)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
@@ -300,12 +301,12 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
     )
 
 
-def _ssh(worker: "WorkerSpec", tunnel_silence_s: float) -> SshSpec:
-    ssh = worker.ssh
-    if ssh is None:
-        return SshSpec(worker.host, tunnel_silence_s=tunnel_silence_s)
-    options = tuple(ssh.options)
-    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, options, tunnel_silence_s)
+def _ssh(worker: "WorkerSpec", dead_s: float) -> SshSpec:
+    ssh, target = worker.ssh, worker.ssh_target
+    spec = SshSpec(target)
+    if ssh is not None:
+        spec = SshSpec(target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+    return replace(spec, patience_s=dead_s, reopens=True) if worker.tunnel else spec
 
 
 def _host_env(worker: "WorkerSpec") -> dict[str, str]:

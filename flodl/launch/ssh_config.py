@@ -184,7 +184,7 @@ def _resolved(spec: SshSpec, config: SSHClientConfig, text: str) -> ResolvedHost
     system_known = _strings(config.get("GlobalKnownHostsFile", list(SYSTEM_KNOWN_HOSTS)))
     jump = config.get("ProxyJump")
     alive_interval_s = float(str(config.get("ServerAliveInterval") or ALIVE_INTERVAL_S))
-    alive_count = max(ALIVE_COUNT, math.ceil(spec.tunnel_silence_s / alive_interval_s))
+    alive_count = max(ALIVE_COUNT, math.ceil(spec.patience_s / alive_interval_s))
     return ResolvedHost(
         label=spec.target,
         host=host,
@@ -203,7 +203,7 @@ def _resolved(spec: SshSpec, config: SSHClientConfig, text: str) -> ResolvedHost
         alive_interval_s=alive_interval_s,
         alive_count=int(str(config.get("ServerAliveCountMax", alive_count))),
         config_text=text,
-        prefers_files=spec.tunnel_silence_s > 0,
+        prefers_files=spec.reopens,
     )
 
 

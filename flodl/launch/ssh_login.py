@@ -93,7 +93,7 @@ async def _through_hops(spec: SshSpec, host: str, hop: str, seen: tuple[str, ...
         raise HostUnreachable(host, "resolve", f"ProxyJump goes in circles or too far: {' → '.join((*seen, name))}")
     login: Login | None = None
     for jump in map(jump_spec, resolved.jumps):
-        jump = dataclasses.replace(jump, tunnel_silence_s=spec.tunnel_silence_s)
+        jump = dataclasses.replace(jump, patience_s=spec.patience_s, reopens=spec.reopens)
         label = f"jump host {jump.target}"
         if login is None:
             login = await _through_hops(jump, host, label, (*seen, name))

@@ -12,15 +12,25 @@ from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import rundir
+from flodl.launch.bootstrap import Liveness
 from flodl.launch.join import JoinRequest, join
+from flodl.launch.plan import SshSpec
 from flodl.wire.handshake import is_host_name
 
 DEFAULT_PORT: Final = 1337
+SSH_TARGET: Final = "127.0.0.1:1337"
 
 
 @click.command("join", short_help="offer this machine's devices to a run")
 @click.argument("target", metavar="[RUN|HOST:PORT]", required=False)
 @click.option("--token-file", type=click.Path(path_type=Path), help="The run's token, copied from its directory.")
+@click.option(
+    "--ssh",
+    "login",
+    metavar="[USER@]HOST[:PORT]",
+    help=f"Through an ssh login to the controller's machine; HOST:PORT is as seen there then, {SSH_TARGET} by default.",
+)
+@click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="With --ssh: the private key.")
 @click.option("--devices", default="all", show_default=True, help="0,1 for GPUs; cpu,cpu for two CPU ranks; all.")
 @click.option("--host", default=None, metavar="NAME", help="The name in the run; default: this machine's.")
 @click.option(
@@ -36,7 +46,14 @@ DEFAULT_PORT: Final = 1337
     help="With --token-file: whether the controller's address wants TLS; auto: unless it is loopback.",
 )
 def command(
-    target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None, tls: str
+    target: str | None,
+    token_file: Path | None,
+    login: str | None,
+    identity: str | None,
+    devices: str,
+    host: str | None,
+    path: str | None,
+    tls: str,
 ) -> int:
     """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
 
@@ -50,9 +67,25 @@ def command(
     name = socket.gethostname() if host is None else host
     if not is_host_name(name):
         raise click.UsageError(f"--host {name!r}: expected a name without blanks and slashes")
+    if login is None and identity is not None:
+        raise click.UsageError("-i needs --ssh")
+    if login is not None and token_file is None:
+        raise click.UsageError("--ssh needs --token-file")
     if token_file is None:
         return join(_local(target, words, name, path))
-    return join(dataclasses.replace(_direct(target, token_file, words, name, path), tls=TlsMode(tls)))
+    if login is not None:
+        target = target or SSH_TARGET
+    request = dataclasses.replace(_direct(target, token_file, words, name, path), tls=TlsMode(tls))
+    return join(request if login is None else dataclasses.replace(request, ssh=_ssh(login, identity)))
+
+
+def _ssh(login: str, identity: str | None) -> SshSpec:
+    from flodl.launch.ssh_config import jump_spec  # asyncssh takes 0.3 s to import
+
+    spec = jump_spec(login)
+    if not spec.target or spec.target.startswith("-"):
+        raise click.UsageError(f"--ssh {login!r}: expected [USER@]HOST[:PORT]")
+    return dataclasses.replace(spec, identity_file=identity, patience_s=Liveness().dead_s)
 
 
 def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:

@@ -5,6 +5,7 @@ it takes everything down again, and ends whatever still runs on its hosts.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -26,9 +27,12 @@ import yaml
 START_S: Final = 10.0
 POLL_S: Final = 0.02
 
+_ANOTHER_PORT: Final = 2200
+"""Of the first of ``one_more_sshd``; the others follow."""
+
 _CONFIG = """\
-HostKey {folder}/{name}.hostkey
-AuthorizedKeysFile {folder}/key.pub
+HostKey {host_key}
+AuthorizedKeysFile {authorized}
 PidFile none
 StrictModes no
 UsePAM no
@@ -63,6 +67,7 @@ class Lab:
         self._bridge = f"flb{me:x}{number}"
         self._net = f"10.{96 + (me + number) % 96}.{me // 96 % 256}"
         self.address = f"{self._net}.1"
+        self._count = itertools.count()
         names = [f"flh{me:x}{number}{chr(97 + index)}" for index in range(count)]
         self.hosts = [Host(name, f"{self._net}.{11 + index}") for index, name in enumerate(names)]
 
@@ -108,15 +113,17 @@ class Lab:
             _run("ip", "-n", host.name, "link", "set", device, "up")
 
     def _start_sshd(self, host: Host) -> None:
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / f"{host.name}.hostkey"))
-        config = self._folder / f"{host.name}.conf"
-        config.write_text(_CONFIG.format(folder=self._folder, name=host.name))
+        config = self._sshd_config(host.name, self.key.with_suffix(".pub"), ())
         serve = f"hostname {host.name}; exec /usr/sbin/sshd -D -f {config} -E {self._folder / host.name}.log"
-        host.sshd = subprocess.Popen(
-            ["ip", "netns", "exec", host.name, "unshare", "-u", "sh", "-c", serve],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        host.sshd = _start("ip", "netns", "exec", host.name, "unshare", "-u", "sh", "-c", serve)
+
+    def _sshd_config(self, name: str, authorized: Path, lines: Sequence[str]) -> Path:
+        """The configuration of an sshd called ``name``; ``lines`` win over the usual ones."""
+        host_key, config = self._folder / f"{name}.hostkey", self._folder / f"{name}.conf"
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key))
+        usual = _CONFIG.format(host_key=host_key, authorized=authorized)
+        config.write_text("".join(f"{line}\n" for line in lines) + usual)
+        return config
 
     def _down(self) -> None:
         for host in self.hosts:
@@ -142,6 +149,31 @@ class Lab:
     def nobody(self) -> str:
         """An address of the network at which there is no host."""
         return f"{self._net}.99"
+
+    @contextlib.contextmanager
+    def one_more_sshd(
+        self, host: Host | None, lines: Sequence[str] = (), authorized: Path | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """Another sshd, on ``host`` or, for None, on this machine. ``lines`` are of its configuration and win over the
+        usual ones; ``authorized`` takes the place of the lab's key.
+
+        Yields its port and the line that makes it known.
+        """
+        port = _ANOTHER_PORT + next(self._count)
+        address, name = (self.address, "here") if host is None else (host.address, host.name)
+        listens = (f"ListenAddress {address}:{port}",)
+        config = self._sshd_config(f"{name}-{port}", authorized or self.key.with_suffix(".pub"), (*lines, *listens))
+        there = [] if host is None else ["ip", "netns", "exec", name, "unshare", "-u"]
+        process = _start(*there, "/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(config.with_suffix(".log")))
+        try:
+            _wait_for_port(address, port)
+            yield port, f"[{address}]:{port} {config.with_suffix('.hostkey.pub').read_text()}"
+        finally:
+            for session in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    session.kill()
+            process.kill()
+            process.wait(START_S)
 
     def known_hosts(self) -> str:
         """The lines that make all hosts known."""
@@ -206,6 +238,10 @@ def _fenced(namespace: str, address: str, port: int) -> Iterator[None]:
         yield
     finally:
         _run("ip", "-n", namespace, "rule", "del", *rule)
+
+
+def _start(*command: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _run(*command: str) -> None:

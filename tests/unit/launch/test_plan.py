@@ -67,7 +67,8 @@ def test_tunnel_is_planned_told_to_the_daemon_and_shown() -> None:
     assert [bootstrap_for(spec, host, "", ()).tunnelled for host in spec.hosts] == [True, False]
     assert through.ssh is not None
     assert direct.ssh is not None
-    assert (through.ssh.tunnel_silence_s, direct.ssh.tunnel_silence_s) == (30.0, 0.0)
+    assert (through.ssh.patience_s, through.ssh.reopens) == (30.0, True)
+    assert (direct.ssh.patience_s, direct.ssh.reopens) == (0.0, False)
     assert "host        node-b (ssh, tunnel), devices: cpu cpu" in describe(spec, "/runs/x")
 
 
@@ -76,7 +77,7 @@ def test_session_of_a_tunnel_bears_silence_as_long_as_its_host_may_be_silent() -
     spec = cluster(worker).model_copy(update={"liveness": model.LivenessSpec(dead_s=77.0)})
     (host,) = plan(spec, request()).hosts
     assert host.ssh is not None
-    assert (host.ssh.user, host.ssh.tunnel_silence_s) == ("u", 77.0)
+    assert (host.ssh.user, host.ssh.patience_s) == ("u", 77.0)
 
 
 def test_tunnel_to_this_machine_is_refused() -> None:

@@ -195,21 +195,19 @@ def agent_with(key: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iter
         process.communicate(timeout=TIMEOUT_S)
 
 
-@pytest.mark.parametrize(
-    ("tunnel_silence_s", "has_file", "warns"), [(30.0, False, 1), (30.0, True, 0), (0.0, False, 0)]
-)
+@pytest.mark.parametrize(("reopens", "has_file", "warns"), [(True, False, 1), (True, True, 0), (False, False, 0)])
 def test_tunnel_that_hangs_on_the_agent_is_warned_about_once(
     site: SshSite,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    tunnel_silence_s: float,
+    reopens: bool,
     has_file: bool,
     warns: int,
 ) -> None:
     async def body() -> list[str]:
         async with site.serving():
             site.trust()
-            return await opens(site.spec(tunnel_silence_s=tunnel_silence_s))
+            return await opens(site.spec(reopens=reopens))
 
     with agent_with(site.key, monkeypatch, tmp_path):
         if not has_file:
@@ -229,7 +227,7 @@ def test_tunnel_that_nobody_opens_is_refused_with_what_was_tried(
     async def body() -> HostUnreachable:
         async with site.serving():
             site.trust()
-            return await failure(site.spec(tunnel_silence_s=30.0))
+            return await failure(site.spec(reopens=True))
 
     with agent_with(other, monkeypatch, tmp_path):
         error = run(body)
@@ -241,9 +239,9 @@ def test_tunnel_that_nobody_opens_is_refused_with_what_was_tried(
     ("spec", "limit_s"),
     [
         (SshSpec("box"), (5.0, 3)),
-        (SshSpec("box", tunnel_silence_s=30.0), (5.0, 6)),
-        (SshSpec("box", tunnel_silence_s=30.0, options=("ServerAliveCountMax=2",)), (5.0, 2)),
-        (SshSpec("box", tunnel_silence_s=60.0, options=("ServerAliveInterval=7",)), (7.0, 9)),
+        (SshSpec("box", patience_s=30.0), (5.0, 6)),
+        (SshSpec("box", patience_s=30.0, options=("ServerAliveCountMax=2",)), (5.0, 2)),
+        (SshSpec("box", patience_s=60.0, options=("ServerAliveInterval=7",)), (7.0, 9)),
     ],
 )
 def test_sessions_life_is_asked_for_as_often_as_it_has_to_be(

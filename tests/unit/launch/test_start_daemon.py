@@ -189,7 +189,7 @@ def test_configured_address_comes_first_and_is_kept_verbatim(
     assert got.controllers == ("head.lab:1337", f"127.0.0.1:{PORT}")
 
 
-# -------------------------------------------------------------------------------------------------------------- a tunnel
+# ------------------------------------------------------------------------------------------------------------- a tunnel
 def test_daemon_behind_a_tunnel_dials_its_own_loopback_and_reaches_us(
     site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
 ) -> None:
