@@ -65,6 +65,10 @@ class JoinRefused(FlodlError):
     exit_code: ClassVar[int] = 4
 
 
+class WrongToken(JoinRefused):
+    """The other side holds another token than ours, or someone sits in between: trying again changes nothing."""
+
+
 class PeerLost(FlodlError):
     """A peer that we need is gone."""
 

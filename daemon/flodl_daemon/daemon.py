@@ -68,7 +68,8 @@ async def serve(given: Bootstrap) -> int:
     """
     become_subreaper()
     devices = offered(given.devices, given.host)
-    identity = Identity(given.run_id, bytes.fromhex(given.secret), Role.DAEMON, given.host)
+    role = Role.WALK_IN if given.is_walk_in else Role.DAEMON
+    identity = Identity(given.run_id, bytes.fromhex(given.secret), role, given.host)
     stream, bulk_line, address = await _dial(given, identity)
     hello = _hello(given, devices, address)
     stream.send(hello)
@@ -141,7 +142,9 @@ class Daemon:
         self._stream = stream
         self._hello = hello
         self._clock = MonotonicClock()
-        settings = HostSettings(given.host, given.liveness.heartbeat_s, given.on_disconnect_s, given.stop_timeout_s)
+        settings = HostSettings(
+            given.host, given.liveness.heartbeat_s, given.on_disconnect_s, given.stop_timeout_s, given.is_walk_in
+        )
         self._core = HostCore(settings, self._clock.now_s())
         self._driver: Driver[ev.HostEvent, act.HostAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled

@@ -26,6 +26,7 @@ LAST_WORDS_S: Final = 5.0
 """How long a dead rank's socket may take to reach its end; a forked child that holds it open is killed before."""
 
 NEVER_INHERITED: Final = (
+    "CREDENTIALS_DIRECTORY",
     "FLODL_WARDEN_FD",
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",

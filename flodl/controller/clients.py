@@ -4,8 +4,9 @@ from typing import Final, assert_never
 
 from flodl.core.events import DrainAsked, JobEvent, StopAsked
 from flodl.core.job import JobCore
+from flodl.ids import HostName
 from flodl.launch.document import dump
-from flodl.launch.plan import RunSpec, guest_bootstrap
+from flodl.launch.plan import RunSpec, guest_bootstrap, walk_in_bootstrap
 from flodl.messages import (
     AskBootstrap,
     BootstrapGiven,
@@ -50,6 +51,13 @@ class ClientDesk:
         if refusal:
             return Declined(refusal, self._core.may_come_later(host))
         return BootstrapGiven(dump(guest_bootstrap(self._spec, host)))
+
+    def introduce_walk_in(self, host: HostName) -> ToClient:
+        """What a host needs that has proven its join secret; ``host`` is the name that goes with it."""
+        refusal = self._core.refusal(host)
+        if refusal:
+            return Declined(refusal, self._core.may_come_later(host))
+        return BootstrapGiven(dump(walk_in_bootstrap(self._spec, host)))
 
     def _drain(self, host: str, source: str) -> tuple[ToClient, JobEvent | None]:
         refusal = self._core.drain_refusal(host) if is_host_name(host) else NO_NAME

@@ -72,7 +72,13 @@ class Roster:
         await self._joined.setdefault(host, asyncio.Event()).wait()
 
     async def bring_up(self, host: HostPlan) -> None:
-        """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        """Start one host's daemon and see it join; a failure is an event, never an exception. A managed one comes by
+        itself, and the join window says how long it may take.
+        """
+        if host.kind is HostKind.MANAGED:
+            detail = f"{host.name} is waited for: its managed daemon dials in by itself"
+            self._note(Record("host_awaited", Severity.INFO, detail, {"host": host.name}))
+            return
         failed = await self._try(host)
         if failed is not None:
             self._post(failed)
@@ -81,10 +87,10 @@ class Roster:
         self, host: HostName, is_wanted: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """Look for a host that was lost, again and again with longer pauses, until its daemon has joined, ``is_wanted``
-        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once.
+        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once. A managed one dials by itself.
         """
         plan = next(plan for plan in self._spec.hosts if plan.name == host)
-        if host in self._searching:
+        if host in self._searching or plan.kind is HostKind.MANAGED:
             return
         self._searching.add(host)
         try:

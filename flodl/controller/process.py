@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
@@ -36,13 +37,16 @@ from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
 from flodl.launch.plan import RunSpec
-from flodl.launch.rundir import ControllerInfo, RunDir, process_started
+from flodl.launch.rundir import ControllerInfo, RunDir, process_started, read_token_file
 from flodl.messages import (
+    AskBootstrap,
     Beat,
-    FromDaemon,
+    FromWalkIn,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
+    Message,
     SendState,
     StopHost,
     StopWanted,
@@ -104,6 +108,8 @@ class Controller:
     ) -> None:
         self._run, self._spec, self._token, self._sockets, self._security = run, spec, token, sockets, security
         self._tunnel_sockets = tunnel_sockets
+        join_file = spec.join.token_file
+        self._join_token = read_token_file(Path(join_file)) if join_file else None
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
@@ -168,7 +174,7 @@ class Controller:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
-        run = Run(self._spec.run_id, self._token)
+        run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
         inner = tunnels.without_http(handlers)
         tunnel_mux = PortMux(self._tunnel_sockets, run, inner, self._clock, self._security)
@@ -247,17 +253,30 @@ class Controller:
         async with stream:
             match peer.role:
                 case Role.DAEMON:
-                    await self._serve_daemon(peer.host, stream)
+                    await self._serve_daemon(peer.host, stream, await self._first_word(stream))
                 case Role.HEAD:
                     await self._serve_head(stream)
                 case Role.CLIENT:
                     await self._serve_client(stream)
+                case Role.WALK_IN:
+                    await self._serve_walk_in(peer.host, stream)
                 case _:
                     assert_never(peer.role)
 
-    async def _serve_daemon(self, host: HostName, stream: FramedStream) -> None:
+    async def _serve_walk_in(self, host: HostName, stream: FramedStream) -> None:
+        """It asks what its daemon needs, and hangs up; then that daemon comes."""
+        message = await self._first_word(stream)
+        if message == AskBootstrap(host):
+            stream.send(self._desk.introduce_walk_in(host))
+        else:
+            await self._serve_daemon(host, stream, message)
+
+    @staticmethod
+    async def _first_word(stream: FramedStream) -> Message:
         async with asyncio.timeout(FIRST_WORD_S):
-            hello = await stream.receive()
+            return await stream.receive()
+
+    async def _serve_daemon(self, host: HostName, stream: FramedStream, hello: Message) -> None:
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
@@ -273,7 +292,7 @@ class Controller:
                 message = await stream.receive()
                 if self._streams.get(host) is not stream:
                     return  # it was dropped; what it said before that is of no interest any more
-                await self._take(host, message)  # type: ignore[arg-type]  # FromDaemon, by vocabulary
+                await self._take(host, message)  # type: ignore[arg-type]  # FromWalkIn, by vocabulary
         except (PeerLost, ProtocolError) as error:
             reason = str(error)
             _log.info("host %s: %s", host, error)
@@ -282,11 +301,11 @@ class Controller:
                 self._forget(host)
                 self._driver.post(ev.HostDropped(host, reason))
 
-    async def _take(self, host: HostName, message: FromDaemon) -> None:
+    async def _take(self, host: HostName, message: FromWalkIn) -> None:
         match message:
-            case HostHello():
-                raise RemoteProtocolError(f"host {host} said hello twice")
-            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) if speaker != host:
+            case HostHello() | AskBootstrap():
+                raise RemoteProtocolError(f"host {host} said {type(message).__name__} in the middle of its talk")
+            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) if speaker != host:
                 raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:
@@ -316,8 +335,7 @@ class Controller:
             self._head_stream = None
 
     async def _serve_client(self, stream: FramedStream) -> None:
-        async with asyncio.timeout(FIRST_WORD_S):
-            message = await stream.receive()
+        message = await self._first_word(stream)
         reply, event = self._desk.answer(message)  # type: ignore[arg-type]  # FromClient, by vocabulary
         if event is not None:
             await self._driver.put(event)
@@ -325,7 +343,7 @@ class Controller:
 
     async def _on_bulk(self, peer: Peer, line: Line) -> None:
         """A bulk connection takes part once it has said the very hello of a host that has joined."""
-        if peer.role is not Role.DAEMON:
+        if peer.role not in (Role.DAEMON, Role.WALK_IN):
             line.sock.close()
             raise RemoteProtocolError(f"a bulk connection of role {peer.role}")
         link = self._bulk.link(peer.host, line.sock, line.tls)

@@ -43,7 +43,7 @@ from flodl.core.events import (
     SumReturned,
     Ticked,
 )
-from flodl.core.preemption import DAEMON
+from flodl.core.preemption import DAEMON, signal_name
 from flodl.errors import InvariantViolation
 from flodl.ids import HostName, RankId, RoundKey
 from flodl.messages import (
@@ -54,6 +54,7 @@ from flodl.messages import (
     Heard,
     HostStopped,
     KillRank,
+    LeaveWanted,
     LoadState,
     OpenRound,
     RankAlive,
@@ -88,12 +89,15 @@ class HostState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """All in seconds. ``stop_grace_s`` is used when the controller is gone and cannot say its own."""
+    """All in seconds. ``stop_grace_s`` is used when the controller is gone and cannot say its own. ``is_walk_in``: the
+    host came by itself, and one that must go asks to be let go.
+    """
 
     host: HostName
     heartbeat_s: float = 1.0
     on_disconnect_s: float = 120.0
     stop_grace_s: float = 30.0
+    is_walk_in: bool = False
 
 
 @dataclass(slots=True)
@@ -264,7 +268,9 @@ class HostCore:
         return actions
 
     def _on_signal(self, rank: RankId, number: int) -> list[HostAction]:
-        """Somebody else's signal: the run is to stop in order, which the controller knows how to do."""
+        """Somebody else's signal: the run is to stop in order, or to let a walk-in go; the controller knows how."""
+        if rank == DAEMON and self._settings.is_walk_in:
+            return [SendController(LeaveWanted(self._settings.host, f"{signal_name(number)} to its daemon"))]
         return [SendController(StopWanted(self._settings.host, rank, number))]
 
     # -------------------------------------------------------------------------------------------------------- ranks

@@ -76,6 +76,7 @@ from flodl.messages import (
     HostHello,
     HostStopped,
     KillRank,
+    LeaveWanted,
     LogChunk,
     MinReached,
     OnError,
@@ -273,6 +274,8 @@ class JobCore:
                 return self._host_gone(host, f"stopped: {reason}", now_s)
             case StopWanted():
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
+            case LeaveWanted(_, source):
+                return self._on_leave(host, source, now_s)
             case LogChunk():
                 return []  # the shell's business: bytes to disk
             case _:
@@ -606,6 +609,18 @@ class JobCore:
                 actions += self._send_away(rank, DRAINED) + self.leaving.end_rank(host, rank)
         self.training.drain(rank for rank in ranks if rank in self.membership.live)
         return actions
+
+    def _on_leave(self, host: HostName, source: str, now_s: float) -> list[JobAction]:
+        """A walk-in must go: it is drained; where it cannot be spared, the run saves and stops."""
+        is_over = self.ending.is_decided or self.phase in (Phase.FINISHING, Phase.ENDING)
+        if is_over or host not in self.hosts or host in self.leaving:
+            return []
+        if self.phase is not Phase.TRAINING:
+            note = Record("leaving", Severity.INFO, f"{host} leaves before the start: {source}", {"host": host})
+            return [note, *self.leaving.release(host, source)]
+        if not self.drain_refusal(host):
+            return self._on_drain(DrainAsked(host, source))
+        return self._on_stop(StopAsked(f"{source} on {host}", False, end.EXIT_TERMINATED), now_s)
 
     def drain_refusal(self, host: HostName) -> str:
         """Why ``host`` may not be drained now; empty when it may."""

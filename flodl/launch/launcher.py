@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from flodl.core.actions import Outcome
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
-from flodl.launch import listening, preflight, rundir
+from flodl.launch import join_token, listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
@@ -83,6 +83,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         return 0
     preflight.check_script(spec)
     preflight.check_interpreter(spec)
+    preflight.check_join_token(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
         for strain in preflight.strains_here(spec):
@@ -114,6 +115,8 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        join_token_file=join_token.named(os.environ),
+        own_join_token_file=join_token.own_if_there(),
     )
 
 

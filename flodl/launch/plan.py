@@ -32,10 +32,11 @@ _TLS_WORDS: Final = {
 
 
 class HostKind(StrEnum):
-    """How a host's daemon comes up: as a child process here, or over ssh."""
+    """How a host's daemon comes up: as a child process here, over ssh, or by itself, under its own service manager."""
 
     LOCAL = "local"
     SSH = "ssh"
+    MANAGED = "managed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host. ``tunnel``: the daemon
+    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
     reaches the controller through the ssh session that starts it.
     """
 
@@ -84,7 +85,7 @@ class HostPlan:
 class JoinPlan:
     """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
 
-    ``elastic``: hosts may join a run that trains.
+    ``elastic``: hosts may join a run that trains. ``token_file``: the join token of walk-ins, empty: there are none.
     """
 
     min_rank_start: int = 0
@@ -92,6 +93,7 @@ class JoinPlan:
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
     elastic: bool = True
+    token_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ class LaunchRequest:
 
     ``script`` is what follows the interpreter, verbatim: ``("train.py", "--epochs", "5")`` or ``("-m", "pkg.mod")``.
     ``cwd`` is absolute. ``local_names`` are the names and addresses of this machine. ``name`` is the run's name, empty
-    for the script's. Times are seconds; ``created_s`` is wall time.
+    for the script's. Times are seconds; ``created_s`` is wall time. ``join_token_file`` is what the environment
+    names, ``own_join_token_file`` what this user keeps (``launch.join_token``); each empty without one.
     """
 
     run_id: str
@@ -145,6 +148,8 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    join_token_file: str = ""
+    own_join_token_file: str = ""
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -154,11 +159,13 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
     launch happens below the project folder here, else in the project folder itself.
 
     Raises:
-        ConfigError: no script, an ssh option that cannot be honoured, or a tunnel to this machine.
+        ConfigError: no script, an ssh option that cannot be honoured, a tunnel to this machine, or a managed worker
+            without a join token.
     """
     if not request.script or request.script == ("-m",):
         raise ConfigError("no script to launch; try: fdl launch train.py")
     controller = spec.controller
+    token_file = _join_token_file(spec, request)
     project = os.path.normpath(_expanded(controller.path, request.cwd))
     below = _below(request.cwd, project)
     env = {**dict(spec.env), "FDL_RUN_ID": request.run_id}
@@ -186,6 +193,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.join_timeout,
             controller.join.max_join_timeout,
             controller.join.elastic,
+            token_file,
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
@@ -245,6 +253,18 @@ def guest_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
     )
 
 
+def walk_in_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
+    """As ``guest_bootstrap``, for a machine that has proven its join secret; a managed one of the roster is told what
+    the cluster file says of it, too: devices, interpreter and the project's folder.
+    """
+    given = replace(guest_bootstrap(spec, host), is_walk_in=True)
+    known = next((plan for plan in spec.hosts if plan.name == host and plan.kind is HostKind.MANAGED), None)
+    if known is None:
+        return given
+    folder = known.cwd if given.cwd == "." else known.cwd.removesuffix(f"/{given.cwd}")
+    return replace(given, devices=known.devices, python=known.python, project=folder)
+
+
 def describe(spec: RunSpec, run_dir: str) -> list[str]:
     """Every command, folder and environment key of the run, as lines for ``--dry-run``; values of variables are left
     out, for they may be secrets.
@@ -260,13 +280,13 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"  in        {spec.cwd}",
         f"  env       {_keys(spec.env)}",
     ]
+    if spec.join.token_file:
+        lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
-        start = commands.openssh_command(host) or commands.daemon_argv(host.python)
         way = f"{host.kind}, tunnel" if host.tunnel else host.kind
         lines += [
             f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
-            f"  daemon    {shlex.join(start)}",
-            "  stdin     bootstrap with the host's secret: <redacted>",
+            *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
             f"  env       {_keys({**spec.env, **host.env})}",
@@ -274,8 +294,33 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     return lines
 
 
+def _start_lines(host: HostPlan) -> list[str]:
+    if host.kind is HostKind.MANAGED:
+        return ["  daemon    dials in by itself"]
+    start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+    return [f"  daemon    {shlex.join(start)}", "  stdin     bootstrap with the host's secret: <redacted>"]
+
+
+def _join_token_file(spec: "ClusterSpec", request: LaunchRequest) -> str:
+    """The file of the join token in use: the environment's, the cluster file's, the user's own; empty without one."""
+    configured = _expanded(spec.controller.join.token_file, "")
+    path = request.join_token_file or configured or request.own_join_token_file
+    managed = [worker.host for worker in spec.workers if worker.daemon == "managed"]
+    if managed and not path:
+        raise ConfigError(
+            f"worker {managed[0]} has a managed daemon, and there is no join token that it could prove\n"
+            f"  fdl join-config {managed[0]} makes one; `controller.join.token_file` and FDL_JOIN_TOKEN_FILE name any"
+        )
+    return path
+
+
 def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:
-    is_local = worker.ssh is None and (worker.host in request.local_names or worker.host == spec.controller.host)
+    is_managed = worker.daemon == "managed"
+    is_local = (
+        not is_managed
+        and worker.ssh is None
+        and (worker.host in request.local_names or worker.host == spec.controller.host)
+    )
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
@@ -283,13 +328,13 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         raise ConfigError(
             f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
         )
-    ssh = None if is_local else _ssh(worker, spec.liveness.dead_s)
+    ssh = None if is_local or is_managed else _ssh(worker, spec.liveness.dead_s)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
     return HostPlan(
         name=worker.host,
-        kind=HostKind.LOCAL if is_local else HostKind.SSH,
+        kind=HostKind.MANAGED if is_managed else HostKind.LOCAL if is_local else HostKind.SSH,
         devices=devices,
         python=worker.python or (request.python if is_local else ""),
         cwd=folder if below == "." else os.path.join(folder, below),

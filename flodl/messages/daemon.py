@@ -100,6 +100,16 @@ class StopWanted:
     signal: int
 
 
+@dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """A walk-in must go: it leaves at the next commit; where the run cannot go on without it, the run shall save, then
+    stop. ``source`` says who told it.
+    """
+
+    host: HostName
+    source: str
+
+
 # ---------------------------------------------------------------------------------------------------------- to the rank
 @dataclass(frozen=True, slots=True)
 class ReduceSlice:

@@ -37,6 +37,7 @@ from flodl.messages.daemon import (
     Beat,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
     RankExited,
     ReduceSlice,
@@ -100,7 +101,8 @@ ToRank: TypeAlias = (
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | FromRank
+FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | LeaveWanted | FromRank
+FromWalkIn: TypeAlias = FromDaemon | AskBootstrap
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound

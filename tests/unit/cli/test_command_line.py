@@ -100,7 +100,7 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["drain", "here"], 2, "no run is live"),
         (["join"], 2, "no run is live"),
         (["join", "10.0.0.1:1337"], 2, "a controller elsewhere needs --token-file"),
-        (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the run's token cannot be read"),
+        (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
         (["join", "10.0.0.1:1337", "--token-file", "train.py"], 2, "readable by others"),
         (["config", "validate"], 2, "no fdl.cluster.yml"),
     ],
