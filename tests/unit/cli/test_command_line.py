@@ -67,13 +67,17 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
         (["launch", "--plain", "train.py"], "--plain"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, drain, join, launch"),
+        (["wibble"], "There are: checkpoint, config, drain, join, join-config, launch"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
         (["join", "--devices", "cpu,,cpu"], "separated by commas"),
         (["join", "--devices", ""], "expected all"),
         (["join", "--host", "a/b"], "without blanks and slashes"),
         (["join", "--token-file", "token"], "HOST:PORT"),
+        (["join", "--ssh", "boss"], "--ssh needs --token-file"),
+        (["join", "-i", "train.py"], "-i needs --ssh"),
+        (["join-config", "a b"], "expected a host name"),
+        (["join-config", "../x"], "expected a host name"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:
