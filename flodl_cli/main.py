@@ -14,6 +14,7 @@ import click
 COMMANDS: Final = {
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
+    "daemon": "serve one run after another on this machine, by itself or under systemd",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
     "join-config": "make what a machine needs to walk in: token, key, settings",

@@ -25,7 +25,7 @@ from flodl.errors import ConfigError, HostUnreachable, PeerLost, ProtocolError
 from flodl.ids import RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.devices import offered
-from flodl.messages import Device, HostHello, LogChunk, StopHost, ToDaemon
+from flodl.messages import Beat, Device, HostHello, LogChunk, StopHost, ToDaemon
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
 from flodl.runtime.driver import Driver
@@ -58,8 +58,8 @@ SWEEP_S: Final = 1.0
 _log = logging.getLogger(__name__)
 
 
-async def serve(given: Bootstrap) -> int:
-    """Serve one run on this host; returns the daemon's exit code.
+async def serve(given: Bootstrap, pulse_fd: int = -1) -> int:
+    """Serve one run on this host; returns the daemon's exit code. ``pulse_fd``: where a byte goes for each beat.
 
     Raises:
         ConfigError: the devices that were asked for are not there.
@@ -73,7 +73,7 @@ async def serve(given: Bootstrap) -> int:
     stream, bulk_line, address = await _dial(given, identity)
     hello = _hello(given, devices, address)
     stream.send(hello)
-    return await Daemon(given, stream, bulk_line, hello).run()
+    return await Daemon(given, stream, bulk_line, hello, pulse_fd).run()
 
 
 async def _dial(given: Bootstrap, identity: Identity) -> tuple[FramedStream, Line, str]:
@@ -136,9 +136,12 @@ def _version(package: str) -> str:
 class Daemon:
     """One host of one run; see the module docstring."""
 
-    def __init__(self, given: Bootstrap, stream: FramedStream, bulk_line: Line, hello: HostHello) -> None:
+    def __init__(
+        self, given: Bootstrap, stream: FramedStream, bulk_line: Line, hello: HostHello, pulse_fd: int = -1
+    ) -> None:
         """``hello`` has been said on ``stream`` and is said on the bulk connection by ``run``."""
         self._given = given
+        self._pulse_fd = pulse_fd
         self._stream = stream
         self._hello = hello
         self._clock = MonotonicClock()
@@ -160,6 +163,9 @@ class Daemon:
     async def run(self) -> int:
         """Serve until the core leaves."""
         self._watch_signals()
+        if self._pulse_fd >= 0:
+            os.set_inheritable(self._pulse_fd, False)
+            os.set_blocking(self._pulse_fd, False)
         self._plane_fd = create_memfd("flodl-plane")
         self._inbox.open()
         try:
@@ -231,6 +237,9 @@ class Daemon:
         match action:
             case act.SendController(message):
                 self._stream.send(message)
+                if isinstance(message, Beat) and self._pulse_fd >= 0:
+                    with contextlib.suppress(OSError):  # nobody listens any more, or nobody has for long
+                        os.write(self._pulse_fd, bytes([min(len(message.ranks), 255)]))
             case act.SendRank(rank, message):
                 self._ranks[rank].send(message)
             case act.SpawnRank():

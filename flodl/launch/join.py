@@ -105,10 +105,9 @@ async def _stay(request: JoinRequest, terminal: Terminal) -> int:
         return await _Guest(request, terminal, format_address(request.address, request.port)).stay()
     from flodl.launch.forward import LOOPBACK, forwarded  # asyncssh takes 0.3 s to import
 
-    tls = TlsMode.ON if request.tls.covers(request.address) else TlsMode.OFF  # as the far end sees the address
     where = f"{format_address(request.address, request.port)} through {request.ssh.target}"
     async with forwarded(request.ssh, request.address, request.port, lambda text: terminal.say(f"fdl: {text}")) as way:
-        near = dataclasses.replace(request, address=LOOPBACK, port=way.port, tls=tls)
+        near = dataclasses.replace(request, address=LOOPBACK, port=way.port, tls=request.tls.through(request.address))
         try:
             return await _Guest(near, terminal, where).stay()
         except FlodlError:
@@ -171,7 +170,7 @@ class _Guest:
 
     async def _start(self, given: Bootstrap) -> LocalDaemon:
         request = self._request
-        folder = _own_folder(request.project, given)
+        folder = own_folder(request.project, given)
         bootstrap = dataclasses.replace(
             given,
             secret=derive_host_secret(request.token, request.host).hex(),
@@ -273,8 +272,12 @@ class _Guest:
         return f"\nlast lines of rank {rank}'s stderr:{''.join(lines)}" if lines else ""
 
 
-def _own_folder(project: str, given: Bootstrap) -> str:
-    """Where the ranks run: in this machine's copy of the project, which has to hold the script."""
+def own_folder(project: str, given: Bootstrap) -> str:
+    """Where the ranks run: in this machine's copy of the project, which has to hold the script.
+
+    Raises:
+        PreflightError: the folder or the script is not there.
+    """
     remedy = "this machine needs its own copy of the project; --path names its folder"
     folder = os.path.normpath(os.path.join(project, given.cwd))
     if not os.path.isdir(folder):
