@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -64,7 +64,7 @@ class Lab:
         """``number`` tells the labs of one process apart."""
         self._folder = folder
         me = os.getpid() % 0x100000
-        self._bridge = f"flb{me:x}{number}"
+        self.bridge = f"flb{me:x}{number}"
         self._net = f"10.{96 + (me + number) % 96}.{me // 96 % 256}"
         self.address = f"{self._net}.1"
         self._count = itertools.count()
@@ -94,9 +94,9 @@ class Lab:
         Path("/run/sshd").mkdir(exist_ok=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
-        _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
-        _run("ip", "link", "set", self._bridge, "up")
+        _run("ip", "link", "add", self.bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.address}/24", "dev", self.bridge)
+        _run("ip", "link", "set", self.bridge, "up")
         for host in self.hosts:
             self._attach(host)
             self._start_sshd(host)
@@ -107,7 +107,7 @@ class Lab:
         outer = f"v{host.name}"
         _run("ip", "netns", "add", host.name)
         _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "e0", "netns", host.name)
-        _run("ip", "link", "set", outer, "master", self._bridge, "up")
+        _run("ip", "link", "set", outer, "master", self.bridge, "up")
         _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "e0")
         for device in ("e0", "lo"):
             _run("ip", "-n", host.name, "link", "set", device, "up")
@@ -137,7 +137,7 @@ class Lab:
                 host.sshd.kill()
                 host.sshd.wait(START_S)
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
 
     # --------------------------------------------------------------------------------------------------------- using
     @property
@@ -192,14 +192,17 @@ class Lab:
         workers: Sequence[Mapping[str, object]],
         port: int = 0,
         is_elastic: bool = False,
+        controller: Mapping[str, object] | None = None,
         **changes: object,
     ) -> Path:
-        """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers.
+        """Write a cluster file; port 0 takes a free one; ``controller`` are more keys of the controller's, ``changes``
+        keys beside controller and workers.
 
         Unless ``is_elastic`` a host that is lost stays away, and nobody joins.
         """
-        controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
-        path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))
+        where = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
+        own = {**where, **(controller or {})}
+        path.write_text(yaml.safe_dump({"cluster": {"controller": own, "workers": [*workers], **changes}}))
         return path
 
     def free_port(self) -> int:
@@ -211,6 +214,24 @@ class Lab:
     def fence(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
         """As a firewall would: from ``host`` nothing gets to the controller's ``port``, and it is told so."""
         return _fenced(host.name, f"{self.address}/32", port)
+
+    @contextlib.contextmanager
+    def running(self, host: Host, *command: object, ready: Callable[[], bool]) -> Iterator[None]:
+        """A command on ``host`` as long as the block runs, which begins when ``ready`` says so."""
+        process = _start("ip", "netns", "exec", host.name, *map(str, command))
+        try:
+            _wait_for(ready, " ".join(map(str, command)))
+            yield
+        finally:
+            process.kill()
+            process.wait(START_S)
+
+    def call(self, host: Host, *command: object) -> str:
+        """What a command on ``host`` prints."""
+        there = ["ip", "netns", "exec", host.name, *map(str, command)]
+        done = subprocess.run(there, capture_output=True, text=True, check=False, timeout=START_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def cut(self, host: Host) -> None:
         """Pull the host's cable: no FIN, no RST."""
@@ -250,13 +271,22 @@ def _run(*command: str) -> None:
         raise OSError(f"{json.dumps(command)} ended with {done.returncode}: {done.stderr.strip()}")
 
 
+def is_listening(address: str, port: int) -> bool:
+    """Whether a connection there is taken."""
+    try:
+        socket.create_connection((address, port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def _wait_for_port(address: str, port: int) -> None:
+    _wait_for(lambda: is_listening(address, port), f"a server at {address} port {port}")
+
+
+def _wait_for(is_so: Callable[[], bool], what: str) -> None:
     deadline_s, tick = time.monotonic() + START_S, threading.Event()
-    while True:
-        try:
-            socket.create_connection((address, port), 1.0).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {START_S:g} s: {what}")
         tick.wait(POLL_S)

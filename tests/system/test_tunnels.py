@@ -11,13 +11,6 @@ from tests.witness import witness_run
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    folder = tmp_path / "log"
-    folder.mkdir()
-    return folder
-
-
 def test_host_behind_a_firewall_trains_through_its_ssh_session(fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path) -> None:
     near, far = hosts.hosts
     port = hosts.free_port()

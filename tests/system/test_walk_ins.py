@@ -15,13 +15,6 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
-    folder = tmp_path / "log"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
 def key(tmp_path: Path) -> Path:
     path = tmp_path / "walker"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
