@@ -35,7 +35,11 @@ async def main() -> None:
         nonlocal count
         count += 1
         record = RECORD.with_suffix(f".{count}")
-        there = await asyncio.open_connection(TARGET, PORT, ssl=client_context() if KIND == "tls" else None)
+        try:
+            there = await asyncio.open_connection(TARGET, PORT, ssl=client_context() if KIND == "tls" else None)
+        except OSError:
+            writer.close()  # there is no controller yet
+            return
         await asyncio.gather(pass_on(reader, there[1], record), pass_on(there[0], writer, None))
 
     context = make_certificate().context if KIND == "tls" else None
