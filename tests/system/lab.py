@@ -213,7 +213,11 @@ class Lab:
 
     def fence(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
         """As a firewall would: from ``host`` nothing gets to the controller's ``port``, and it is told so."""
-        return _fenced(host.name, f"{self.address}/32", port)
+        return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "dport", str(port))
+
+    def hide(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
+        """This machine gets no answer from ``port`` of ``host``; others do."""
+        return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "sport", str(port))
 
     @contextlib.contextmanager
     def running(self, host: Host, *command: object, ready: Callable[[], bool]) -> Iterator[None]:
@@ -252,13 +256,12 @@ class Lab:
 
 
 @contextlib.contextmanager
-def _fenced(namespace: str, address: str, port: int) -> Iterator[None]:
-    rule = ("to", address, "ipproto", "tcp", "dport", str(port), "prohibit")
-    _run("ip", "-n", namespace, "rule", "add", *rule)
+def _fenced(namespace: str, *traffic: str) -> Iterator[None]:
+    _run("ip", "-n", namespace, "rule", "add", *traffic, "prohibit")
     try:
         yield
     finally:
-        _run("ip", "-n", namespace, "rule", "del", *rule)
+        _run("ip", "-n", namespace, "rule", "del", *traffic, "prohibit")
 
 
 def _start(*command: str) -> "subprocess.Popen[bytes]":

@@ -15,6 +15,8 @@ pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
 
 HERE = Path(__file__).parent
 SIZE, EPOCHS = 1603, 2
+LONG = 8
+"""Epochs for hosts that come by themselves while the others train."""
 
 
 def launch(fdl: Fdl, cluster: Path, log: Path, epochs: int = EPOCHS) -> Launched:
@@ -22,10 +24,10 @@ def launch(fdl: Fdl, cluster: Path, log: Path, epochs: int = EPOCHS) -> Launched
     return fdl.job(options=("-c", cluster), log=log, **flags)
 
 
-def check_merged(run: Launched, log: Path, ranks: int) -> None:
+def check_merged(run: Launched, log: Path, ranks: int, epochs: int = EPOCHS) -> None:
     assert run.wait() == 0, run.story()
-    seen = witness_run(run.folder, log, SIZE, EPOCHS)
-    assert (seen.faults, seen.samples, seen.ranks) == ([], EPOCHS * SIZE, list(range(ranks)))
+    seen = witness_run(run.folder, log, SIZE, epochs)
+    assert (seen.faults, seen.samples, seen.ranks) == ([], epochs * SIZE, list(range(ranks)))
 
 
 def check_complete(run: Launched, log: Path, ranks: int) -> None:
@@ -69,7 +71,7 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
     cluster = three.cluster(tmp_path / "c.yml", [three.worker(first, 1)], port, is_elastic=True)
     for host in others:
         assert fdl.call("join-config", host.name, "-c", str(cluster)).returncode == 0
-    run = launch(fdl, cluster, log)
+    run = launch(fdl, cluster, log, epochs=LONG)
     run.wait_for_training()
     kits = Path(fdl.env["FDL_STATE_HOME"]) / "walk-ins"
     guests = [
@@ -84,7 +86,7 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
     ]
     try:
         fdl.wait_until(lambda: len(run.events("newcomer_ready")) == 2, 60, run.story)
-        check_merged(run, log, 3)
+        check_merged(run, log, 3, epochs=LONG)
         assert set(hosts_of(run)) == {host.name for host in three.hosts}
     finally:
         for guest in guests:
