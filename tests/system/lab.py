@@ -5,6 +5,7 @@ it takes everything down again, and ends whatever still runs on its hosts.
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -67,6 +68,7 @@ class Lab:
         self.bridge = f"flb{me:x}{number}"
         self._net = f"10.{96 + (me + number) % 96}.{me // 96 % 256}"
         self.address = f"{self._net}.1"
+        self.pid_of_sshd: dict[int, int] = {}
         self._count = itertools.count()
         names = [f"flh{me:x}{number}{chr(97 + index)}" for index in range(count)]
         self.hosts = [Host(name, f"{self._net}.{11 + index}") for index, name in enumerate(names)]
@@ -157,7 +159,7 @@ class Lab:
         """Another sshd, on ``host`` or, for None, on this machine. ``lines`` are of its configuration and win over the
         usual ones; ``authorized`` takes the place of the lab's key.
 
-        Yields its port and the line that makes it known.
+        Yields its port and the line that makes it known; its pid is in ``pid_of_sshd`` by its port.
         """
         port = _ANOTHER_PORT + next(self._count)
         address, name = (self.address, "here") if host is None else (host.address, host.name)
@@ -167,6 +169,7 @@ class Lab:
         process = _start(*there, "/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(config.with_suffix(".log")))
         try:
             _wait_for_port(address, port)
+            self.pid_of_sshd[port] = process.pid
             yield port, f"[{address}]:{port} {config.with_suffix('.hostkey.pub').read_text()}"
         finally:
             for session in psutil.Process(process.pid).children(recursive=True):
@@ -215,6 +218,11 @@ class Lab:
         """As a firewall would: from ``host`` nothing gets to the controller's ``port``, and it is told so."""
         return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "dport", str(port))
 
+    def reaches(self, host: Host, port: int) -> bool:
+        """Whether packets from ``host`` get to the controller's ``port``, whether somebody listens there or not."""
+        words = f"import socket; print(socket.socket().connect_ex(({self.address!r}, {port})))"
+        return int(self.call(host, sys.executable, "-c", words)) in (0, errno.ECONNREFUSED)
+
     def hide(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
         """This machine gets no answer from ``port`` of ``host``; others do."""
         return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "sport", str(port))
@@ -250,9 +258,7 @@ class Lab:
         after about as long as that took.
         """
         assert host.sshd is not None
-        for session in psutil.Process(host.sshd.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                session.kill()
+        hang_up(host.sshd.pid)
 
 
 @contextlib.contextmanager
@@ -272,6 +278,14 @@ def _run(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     if done.returncode:
         raise OSError(f"{json.dumps(command)} ended with {done.returncode}: {done.stderr.strip()}")
+
+
+def hang_up(sshd: int) -> None:
+    """End the sessions of the sshd with this pid."""
+    for session in psutil.Process(sshd).children(recursive=True):
+        if session.name() == "sshd":
+            with contextlib.suppress(psutil.NoSuchProcess):
+                session.kill()
 
 
 def is_listening(address: str, port: int) -> bool:

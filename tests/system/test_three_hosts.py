@@ -56,7 +56,7 @@ def test_tunnelled_host_behind_a_firewall_trains_with_two_others(
     port, shut_off = three.free_port(), three.hosts[2]
     workers = [three.worker(host, 1, tunnel=host is shut_off) for host in three.hosts]
     with three.fence(shut_off, port):
-        assert not reaches(three, shut_off, port)
+        assert not three.reaches(shut_off, port)
         run = launch(fdl, three.cluster(tmp_path / "c.yml", workers, port), log)
         check_complete(run, log, 3)
 
@@ -96,15 +96,6 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
 
 
 # ----------------------------------------------------------------------------------------------- who does not get in
-def reaches(lab: Lab, host: Host, port: int) -> bool:
-    probe = f"import socket; socket.create_connection(({lab.address!r}, {port}), 5)"
-    try:
-        lab.call(host, sys.executable, "-c", f"try: {probe}\nexcept ConnectionRefusedError: pass")
-    except AssertionError:
-        return False
-    return True
-
-
 def stranger(lab: Lab, host: Host, run: Launched, tls: str, *words: object) -> str:
     """What the controller answers to somebody on ``host``."""
     address, port = run.address
