@@ -140,7 +140,7 @@ def _host_row(host: Mapping[str, Any]) -> tuple[str, ...]:
         str(host.get("state", "")),
         named or DASH,
         heard,
-        str(host.get("address") or DASH),
+        str(host.get("address") or DASH) + (" (tunnel)" if host.get("tunnelled") else ""),
     )
 
 

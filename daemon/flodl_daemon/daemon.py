@@ -73,7 +73,7 @@ async def serve(given: Bootstrap, pulse_fd: int = -1) -> int:
     role = Role.WALK_IN if given.is_walk_in else Role.DAEMON
     identity = Identity(given.run_id, bytes.fromhex(given.secret), role, given.host)
     stream, bulk_line, address = await _dial(given, identity)
-    hello = _hello(given.host, devices, address)
+    hello = _hello(given, devices, address)
     stream.send(hello)
     return await Daemon(given, stream, bulk_line, hello, pulse_fd).run()
 
@@ -107,9 +107,9 @@ async def _connect(controller: Controller, identity: Identity) -> tuple[FramedSt
     return stream, bulk_line, address
 
 
-def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
+def _hello(given: Bootstrap, devices: tuple[Device, ...], address: str) -> HostHello:
     return HostHello(
-        host=host,
+        host=given.host,
         pid=os.getpid(),
         machine_id=_machine_id(),
         address=address,
@@ -118,6 +118,7 @@ def _hello(host: str, devices: tuple[Device, ...], address: str) -> HostHello:
         python=platform.python_version(),
         torch=_version("torch"),
         flodl=flodl.__version__,
+        tunnelled=given.tunnelled,
     )
 
 

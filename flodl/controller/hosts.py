@@ -45,13 +45,15 @@ class Roster:
         logs: Path,
         post: Callable[[JobEvent], None],
         note: Callable[[Record], None],
+        tunnel_port: int = 0,
     ) -> None:
         """``token`` is the run's, from which each host's secret is derived; ``controllers`` are addresses that hosts
         dial, where they are known beforehand; ``here`` reaches us on this machine; ``logs`` is the folder of the hosts'
-        logs; ``note`` keeps what people shall see.
+        logs; ``note`` keeps what people shall see; ``tunnel_port`` on loopback is where tunnels lead, 0 where there is
+        none.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
-        self._here, self._note = here, note
+        self._here, self._tunnel_port, self._note = here, tunnel_port, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
@@ -162,9 +164,8 @@ class Roster:
 
         if self._logins is None:
             self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
-        return await start_host(
-            host, bootstrap, log_path, self._logins, self._spec.port, partial(self._warn, host.name)
-        )
+        port = self._tunnel_port if host.tunnel else self._spec.port
+        return await start_host(host, bootstrap, log_path, self._logins, port, partial(self._warn, host.name))
 
     def _warn(self, host: HostName, warning: str) -> None:
         self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))

@@ -17,6 +17,7 @@ from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
+from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
 from flodl.controller.head import HeadProcess, PromotedHead
@@ -62,7 +63,7 @@ from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.driver import Driver
 from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
-from flodl.runtime.ports import listen
+from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Peer, Role, derive_read_token
 
@@ -92,16 +93,23 @@ async def serve(run: RunDir) -> None:
     token = run.read_token()
     sockets = listening.inherited(os.environ) or listen(spec.bind_host, spec.port)
     security = security_of(spec.tls, _addresses(sockets))
-    await Controller(run, spec, token, sockets, security).run()
+    await Controller(run, spec, token, sockets, security, tunnels.open_port(spec)).run()
 
 
 class Controller:
     """One run's controller; see the module docstring."""
 
     def __init__(
-        self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket], security: Security
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        token: bytes,
+        sockets: list[socket.socket],
+        security: Security,
+        tunnel_sockets: list[socket.socket],
     ) -> None:
         self._run, self._spec, self._token, self._sockets, self._security = run, spec, token, sockets, security
+        self._tunnel_sockets = tunnel_sockets
         join_file = spec.join.token_file
         self._join_token = read_token_file(Path(join_file)) if join_file else None
         self._clock = MonotonicClock()
@@ -136,6 +144,7 @@ class Controller:
             run.logs,
             self._driver.post,
             self._events.add,
+            port_of(tunnel_sockets) if tunnel_sockets else 0,
         )
         self._head = self._new_head(self._core, format_address(host, self._port))
         self._desk = ClientDesk(self._core, spec)
@@ -165,11 +174,14 @@ class Controller:
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
         run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
+        inner = tunnels.without_http(handlers)
+        tunnel_mux = PortMux(self._tunnel_sockets, run, inner, self._clock, self._security)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 services = [
                     tasks.create_task(mux.serve(), name="port"),
+                    tasks.create_task(tunnel_mux.serve(), name="tunnels"),
                     tasks.create_task(self._expire_rendezvous(), name="rendezvous"),
                     tasks.create_task(self._write_state(), name="state"),
                 ]
@@ -191,7 +203,7 @@ class Controller:
             self._logs.close()
             for arrived in self._arrived.values():
                 arrived.discard()
-            for sock in self._sockets:
+            for sock in (*self._sockets, *self._tunnel_sockets):
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start

@@ -27,6 +27,7 @@ from flodl.core.actions import (
     SendHost,
     Severity,
 )
+from flodl.core.admission import shut_off
 from flodl.core.events import (
     BundleRead,
     DrainAsked,
@@ -278,6 +279,8 @@ class JobCore:
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
         reason = self.refusal(hello.host) or self.startup.window.misfit(hello, self.phase is Phase.WAITING)
+        if not reason and self.phase is Phase.TRAINING:
+            reason = shut_off(self.startup.settings, [hello])
         if reason:
             return self.startup.refuse(hello, reason)
         self.hosts[hello.host] = hello

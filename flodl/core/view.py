@@ -132,6 +132,7 @@ def _hosts(core: JobCore | PlainCore, now_s: float) -> list[dict[str, Any]]:
                 "ranks": list(core.membership.on_host(name)),
                 "age_s": core.liveness.silence_s(name, core.running_s(now_s)),
                 "address": "" if hello is None else hello.address,
+                "tunnelled": hello is not None and hello.tunnelled,
                 "python": "" if hello is None else hello.python,
                 "torch": "" if hello is None else hello.torch,
                 "cores": None if hello is None else hello.cores,

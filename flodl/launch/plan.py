@@ -44,6 +44,9 @@ class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
     ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    So many seconds, ``patience_s``, the session bears at least without a sign of life unless the user's own options say
+    otherwise. ``reopens``: it is opened anew when it breaks, perhaps after a logout, so that keys in files are tried
+    before those of an agent.
     """
 
     target: str
@@ -52,6 +55,8 @@ class SshSpec:
     identity_file: str | None = None
     proxy_jump: str | None = None
     options: tuple[str, ...] = ()
+    patience_s: float = 0.0
+    reopens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,8 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts.
+    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
+    reaches the controller through the ssh session that starts it.
     """
 
     name: str
@@ -72,6 +78,7 @@ class HostPlan:
     ranks: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
+    tunnel: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +171,8 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
     launch happens below the project folder here, else in the project folder itself.
 
     Raises:
-        ConfigError: no script, an ssh option that cannot be honoured, or a managed worker without a join token.
+        ConfigError: no script, an ssh option that cannot be honoured, a tunnel to this machine, or a managed worker
+            without a join token.
     """
     if not request.script or request.script == ("-m",):
         raise ConfigError("no script to launch; try: fdl launch train.py")
@@ -230,6 +238,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, secret: str, controllers: tuple
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
         tls=spec.tls,
+        tunnelled=host.tunnel,
     )
 
 
@@ -285,8 +294,9 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     if spec.join.token_file:
         lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
+        way = f"{host.kind}, tunnel" if host.tunnel else host.kind
         lines += [
-            f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
+            f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
             *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
@@ -335,7 +345,11 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
-    ssh = None if is_local or is_managed else _ssh(worker)
+    if is_local and worker.tunnel:
+        raise ConfigError(
+            f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
+        )
+    ssh = None if is_local or is_managed else _ssh(worker, spec.liveness.dead_s)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
@@ -349,14 +363,16 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
+        tunnel=worker.tunnel,
     )
 
 
-def _ssh(worker: "WorkerSpec") -> SshSpec:
-    ssh = worker.ssh
-    if ssh is None:
-        return SshSpec(worker.host)
-    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+def _ssh(worker: "WorkerSpec", dead_s: float) -> SshSpec:
+    ssh, target = worker.ssh, worker.ssh_target
+    spec = SshSpec(target)
+    if ssh is not None:
+        spec = SshSpec(target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+    return replace(spec, patience_s=dead_s, reopens=True) if worker.tunnel else spec
 
 
 def _host_env(worker: "WorkerSpec") -> dict[str, str]:

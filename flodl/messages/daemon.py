@@ -18,7 +18,9 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """A daemon introduces its host. ``address`` is the local address that reached the controller."""
+    """A daemon introduces its host. ``address`` is the local address that reached the controller; ``tunnelled``: only
+    this end of an ssh session did, so that no other host reaches this one there.
+    """
 
     host: HostName
     pid: int
@@ -29,6 +31,7 @@ class HostHello:
     python: str
     torch: str
     flodl: str
+    tunnelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

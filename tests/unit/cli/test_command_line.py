@@ -82,7 +82,7 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["launch", "--plain", "--max-restarts", "-1", "train.py"], "--max-restarts"),
         (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, daemon, drain, join, launch"),
+        (["wibble"], "There are: checkpoint, config, daemon, drain, join, join-config, launch"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
         (["join", "--devices", "cpu,,cpu"], "separated by commas"),
@@ -93,6 +93,10 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["join", "--persist", "--token-file", "token"], "HOST:PORT"),
         (["daemon", "install"], "--system or --user"),
         (["daemon", "run", "--tls", "maybe"], "--tls"),
+        (["join", "--ssh", "boss"], "--ssh needs --token-file"),
+        (["join", "-i", "/dev/null"], "-i needs --ssh"),
+        (["join-config", "a b"], "expected a host name"),
+        (["join-config", "../x"], "expected a host name"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:

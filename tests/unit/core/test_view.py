@@ -44,7 +44,7 @@ def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:
         "divergence": None, "verdict": "stable", "settled": False,
     }  # fmt: skip
     assert view["hosts"][1] == {
-        "host": "b", "state": "alive", "ranks": [1, 2], "age_s": 2.0,
+        "host": "b", "state": "alive", "ranks": [1, 2], "age_s": 2.0, "tunnelled": False,
         "address": "10.0.0.1", "python": "3.11", "torch": "2.13", "cores": 4,
     }  # fmt: skip
     assert view["ranks"][1] == {
