@@ -113,8 +113,6 @@ def unsupported(spec: ClusterSpec) -> list[Problem]:
             later.append((("workers", index, "daemon"), worker.daemon, "`launched`, or no `daemon` at all"))
         if worker.tunnel:
             later.append((("workers", index, "tunnel"), "true", "`false`"))
-    if spec.sync.mode != "off":
-        later.append((("sync", "mode"), spec.sync.mode, "`off`"))
     return [_later(spec.source, path, read, instead) for path, read, instead in later]
 
 

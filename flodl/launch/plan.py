@@ -59,7 +59,8 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host.
+    cluster file demands, empty where admission decides. ``ssh`` is None for a local host. ``project`` is the project's
+    folder there, ``cwd`` or above it.
     """
 
     name: str
@@ -71,6 +72,24 @@ class HostPlan:
     ranks: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
+    project: str = ""
+
+
+class SyncMode(StrEnum):
+    """How the project gets to the hosts that are reached by ssh: it is there already, or it is copied."""
+
+    OFF = "off"
+    RSYNC = "rsync"
+    SFTP = "sftp"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """``exclude`` are patterns of what is not copied; ``limit_gb`` bounds what may be (``tree.over_limit``)."""
+
+    mode: SyncMode = SyncMode.OFF
+    exclude: tuple[str, ...] = ()
+    limit_gb: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +137,7 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    sync: SyncSettings = SyncSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +204,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )
 
 
@@ -254,8 +275,10 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     ]
     for host in spec.hosts:
         start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+        is_copied = spec.sync.mode is not SyncMode.OFF and host.kind is HostKind.SSH
         lines += [
             f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
+            *([f"  copied    by {spec.sync.mode} to {host.project}"] if is_copied else []),
             f"  daemon    {shlex.join(start)}",
             "  stdin     bootstrap with the host's secret: <redacted>",
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
@@ -284,6 +307,7 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
+        project=folder,
     )
 
 

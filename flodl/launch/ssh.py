@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -70,6 +70,7 @@ async def start_host(
     logins: asyncio.Semaphore,
     port: int,
     warn: Callable[[str], None],
+    prepare: Callable[[Login], Awaitable[None]] | None = None,
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
 
@@ -81,6 +82,7 @@ async def start_host(
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
         port: the controller's.
         warn: told of what the user's own options weaken, as soon as the login stands.
+        prepare: done once the login stands, before anything starts there; None where there is nothing to do.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
@@ -93,6 +95,8 @@ async def start_host(
     for warning in login.warnings:
         warn(warning)
     try:
+        if prepare is not None:
+            await prepare(login)
         controllers = _controllers(host, bootstrap.controllers, login, port)
         return await _start(host, dataclasses.replace(bootstrap, controllers=controllers), login, log)
     except BaseException:

@@ -36,6 +36,7 @@ UseDNS no
 PermitRootLogin yes
 PasswordAuthentication no
 MaxStartups 100
+Subsystem sftp internal-sftp
 """
 
 

@@ -19,7 +19,6 @@ cluster:
   workers:
     - {host: a, daemon: managed}
     - {host: b, tunnel: true}
-  sync: {mode: rsync}
 """
 
 
@@ -63,7 +62,6 @@ def test_settings_of_later_versions_parse_and_are_named_with_their_place() -> No
         ("cluster.controller.join.start", "f.yml:2:46", "hybrid"),
         ("cluster.workers[0].daemon", "f.yml:4:25", "managed"),
         ("cluster.workers[1].tunnel", "f.yml:5:25", "true"),
-        ("cluster.sync.mode", "f.yml:6:16", "rsync"),
     ]
     assert "does not do that yet" in str(ClusterError(later))
 
@@ -127,8 +125,8 @@ def test_example_of_the_operations_guide_parses() -> None:
     assert [one.key for one in unsupported(spec)] == [
         "cluster.workers[1].tunnel",
         "cluster.workers[2].daemon",
-        "cluster.sync.mode",
     ]
+    assert spec.sync.mode == "rsync"
 
 
 def test_specs_are_frozen_and_compare_without_their_source() -> None:
