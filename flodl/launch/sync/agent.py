@@ -54,6 +54,7 @@ class Agent:
         finally:
             if self._lock >= 0:
                 self._clear_new()
+                os.close(self._lock)
 
     def _answer(self, request: "dict[str, Any]") -> None:
         kind = request.pop("do")
