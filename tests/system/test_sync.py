@@ -1,47 +1,37 @@
 """The project is copied to real hosts before a rank starts: by rsync and by sftp, whole or not at all, and once."""
 
+import contextlib
+import fcntl
 import os
 import re
-import stat
+import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.runs import Fdl
-from tests.system.lab import Lab
+from tests.runs import Fdl, Launched
+from tests.system.lab import Host, Lab
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 LAUNCH_S = 150
+MIDST_S = 30
+OVER = 3
+"""The script's exit code: a rank says what it has found, and ends; the head waits for that."""
 
-SCRIPT = """
-import os, torch
-import flodl
-from torch.utils.data import TensorDataset
+SCRIPT = f"""
+import os, signal, sys
 from lib.words import WORD
-
-torch.set_num_threads(1)
-
-def build_model(device):
-    return torch.nn.Linear(4, 1).to(device)
-
-def make_optimizer(parameters):
-    return torch.optim.SGD(parameters, lr=0.01)
-
-def train_step(model, batch):
-    return (model(batch[0]) - batch[1]).pow(2).mean()
-
-if __name__ == "__main__":
-    print(WORD, "in", os.getcwd(), flush=True)
-    torch.manual_seed(0)
-    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
-    config = flodl.ElCheConfig(mode="cpu_cadence")
-    builder = flodl.Trainer.builder(build_model, make_optimizer, train_step)
-    builder.dataset(data).batch_size(4).num_epochs(1).elche(config).run().join()
+if os.environ["FLODL_ROLE"].startswith("head:"):
+    signal.pause()
+print(WORD, "in", os.getcwd(), "of", os.uname().nodename)
+sys.exit({OVER})
 """
 
-ODD = {b"new\nline": b"1", b"\xff\xfe": b"2", b"q'u\"o`te $HOME": b"3", b"-n": b"4", b"#x": b"5", "é漢".encode(): b""}
+ODD = {b"new\nline": b"1", b"\xff\xfe": b"2", b"q'u\"o`te $HOME": b"3", b"-n": b"4", "é漢".encode(): b""}
 
 
 @pytest.fixture
@@ -50,14 +40,25 @@ def project(fdl: Fdl) -> Path:
     (folder / "lib").mkdir(parents=True)
     (folder / "train.py").write_text(SCRIPT)
     (folder / "lib" / "words.py").write_text('WORD = "first"\n')
-    for name, content in ODD.items():
-        (folder / os.fsdecode(name)).write_bytes(content)
-    (folder / "tool").write_text("#!/bin/sh\n")
-    (folder / "tool").chmod(0o755)
-    (folder / "link").symlink_to("lib/words.py")
-    (folder / ".gitignore").write_text("*.pt\nruns/\n")
-    (folder / "weights.pt").write_bytes(b"heavy")
     return folder
+
+
+def without_rsync(folder: Path) -> str:
+    """An interpreter that finds no other program."""
+    path = folder / "python without rsync"
+    path.write_text(f'#!/bin/sh\nPATH=/nowhere exec "{sys.executable}" "$@"\n')
+    path.chmod(0o755)
+    return str(path)
+
+
+def copied(text: str, host: Host) -> list[str]:
+    """What a launch said of the files for ``host``."""
+    return re.findall(rf"^fdl: sync: {host.name}: (.*) to copy", text, re.MULTILINE)
+
+
+def said(run: Launched) -> str:
+    """By the ranks."""
+    return "".join(run.log(f"rank{rank}.stdout.log") for rank in (0, 1))
 
 
 def names(folder: Path) -> set[bytes]:
@@ -65,65 +66,123 @@ def names(folder: Path) -> set[bytes]:
     found = set()
     for where, folders, files in os.walk(os.fsencode(folder)):
         folders[:] = [each for each in folders if each not in (b"__pycache__", b".fdl-sync")]
-        links = [each for each in folders if os.path.islink(os.path.join(where, each))]
-        found |= {os.path.relpath(os.path.join(where, each), os.fsencode(folder)) for each in (*files, *links)}
+        found |= {os.path.relpath(os.path.join(where, each), os.fsencode(folder)) for each in files}
     return found
 
 
-def without_rsync(folder: Path) -> str:
-    """An interpreter that finds no program."""
-    path = folder / "python without rsync"
-    path.write_text(f'#!/bin/sh\nPATH=/nowhere exec "{sys.executable}" "$@"\n')
-    path.chmod(0o755)
-    return str(path)
+def holds_lock(there: Path) -> bool:
+    """Whether a sync to ``there`` is under way."""
+    with (there / ".fdl-sync" / "lock").open("r+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
-def copied(text: str, host: str) -> list[str]:
-    """What the launch said of files for ``host``."""
-    return re.findall(rf"^fdl: sync: {host}: (.*) to copy", text, re.MULTILINE)
+@contextlib.contextmanager
+def small_disk(host: Host, there: Path, size: str) -> Iterator[Path]:
+    """``there`` is a disk of its own on ``host``, which sees it; the path is where this machine does."""
+    assert host.sshd is not None
+    there.mkdir()
+    inside = ["nsenter", "-m", "-t", str(host.sshd.pid)]
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", there], check=True, timeout=30)
+    try:
+        yield Path(f"/proc/{host.sshd.pid}/root{there}")
+    finally:
+        subprocess.run([*inside, "umount", "-l", there], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("mode", ["rsync", "sftp"])
 def test_project_is_copied_once_and_then_only_what_has_changed(
-    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path
 ) -> None:
     there = [tmp_path / "host a's copy", tmp_path / "b" / "$HOME é;*"]
-    workers = [hosts.worker(host, 1, path=str(path)) for host, path in zip(hosts.hosts, there, strict=True)]
-    cluster = hosts.cluster(fdl.folder / "c.yml", workers, sync={"mode": mode, "exclude": ["/link2"]})
-    (project / "link2").symlink_to("tool")
+    for name, content in ODD.items():
+        (project / os.fsdecode(name)).write_bytes(content)
+    (project / "link").symlink_to("lib/words.py")
+    (project / ".gitignore").write_text("*.pt\n")
+    (project / "weights.pt").write_bytes(b"heavy")
+    pythons = [sys.executable, without_rsync(tmp_path)]
+    workers = [
+        hosts.worker(host, 1, path=str(path), python=python)
+        for host, path, python in zip(hosts.hosts, there, pythons, strict=True)
+    ]
+    cluster = hosts.cluster(fdl.folder / "c.yml", workers, sync={"mode": "rsync"})
 
     first = fdl.launch("-c", cluster, "train.py", folder=project)
-    assert first.wait(LAUNCH_S) == 0, first.story()
+    assert first.wait(LAUNCH_S) == OVER, first.story()
+    assert re.findall(r"done in .* by (\w+)$", first.stderr, re.MULTILINE).count("rsync") == 1, first.stderr
     for host, path in zip(hosts.hosts, there, strict=True):
-        assert f"{host.name}:" in first.stdout
-        assert f"first in {path}" in first.stdout
-        assert copied(first.stderr, host.name) == [f"10 files, {sum_of(path)} bytes"]
-        assert names(path) == names(project) - {b"weights.pt", b"link2"}
+        assert f"first in {path} of {host.name}" in said(first)
+        assert [what.split(",")[0] for what in copied(first.stderr, host)] == ["8 files"]
+        assert names(path) == names(project) - {b"weights.pt"}
         assert {name: (path / os.fsdecode(name)).read_bytes() for name in ODD} == ODD
         assert os.readlink(path / "link") == "lib/words.py"
-        assert stat.S_IMODE((path / "tool").stat().st_mode) == 0o755
-        (path / "results.txt").write_text("not ours")
         (path / "weights.pt").write_bytes(b"its own")
 
     second = fdl.launch("-c", cluster, "train.py", folder=project)
-    assert second.wait(LAUNCH_S) == 0, second.story()
-    assert [copied(second.stderr, host.name) for host in hosts.hosts] == [[], []]
+    assert second.wait(LAUNCH_S) == OVER, second.story()
+    assert [copied(second.stderr, host) for host in hosts.hosts] == [[], []]
     assert second.stderr.count("up to date") == 2
 
     (project / "lib" / "words.py").write_text('WORD = "second"\n')
     (project / "-n").unlink()
-    (project / "tool").chmod(0o644)
     third = fdl.launch("-c", cluster, "train.py", folder=project)
-    assert third.wait(LAUNCH_S) == 0, third.story()
-    assert third.stdout.count("second in") == 3
+    assert third.wait(LAUNCH_S) == OVER, third.story()
     for host, path in zip(hosts.hosts, there, strict=True):
-        assert f"{host.name}: 1 file, 16 bytes to copy, 1 x bit(s) to set, 1 to remove" in third.stderr
+        assert f"second in {path} of {host.name}" in said(third)
+        assert f"{host.name}: 1 file, 16 bytes to copy, 1 to remove" in third.stderr
         assert not (path / "-n").exists()
-        assert (path / "results.txt").read_text() == "not ours"
         assert (path / "weights.pt").read_bytes() == b"its own"
     for run in (first, second, third):
         run.wait_until_clean()
 
 
-def sum_of(folder: Path) -> int:
-    return sum(len((folder / os.fsdecode(name)).read_bytes()) for name in names(folder) - {b"link"})
+@pytest.mark.parametrize("mode", ["rsync", "sftp"])
+def test_launch_killed_in_mid_copy_leaves_the_old_project_whole_and_the_next_one_ends_it(
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str
+) -> None:
+    there = tmp_path / "there"
+    cluster = hosts.cluster(
+        fdl.folder / "c.yml", [hosts.worker(hosts.hosts[0], 1, path=str(there))], sync={"mode": mode}
+    )
+    (there / "lib").mkdir(parents=True)
+    (there / "lib" / "words.py").write_text('WORD = "old"\n')
+    for number in range(20):
+        (project / f"data{number}").write_bytes(os.urandom(2_000_000))
+
+    killed = fdl.launch("-c", cluster, "train.py", folder=project)
+    new = there / ".fdl-sync" / "new"
+    fdl.wait_until(lambda: new.exists() and len(list(new.iterdir())) > 2, MIDST_S, killed.story)
+    assert killed.process is not None
+    killed.process.send_signal(signal.SIGKILL)
+    killed.process.wait(MIDST_S)
+    fdl.wait_until(lambda: not holds_lock(there), MIDST_S, "the host's part does not end")
+
+    assert names(there) == {b"lib/words.py"}
+    assert (there / "lib" / "words.py").read_text() == 'WORD = "old"\n'
+    assert not new.exists()
+    last = fdl.launch("-c", cluster, "train.py", folder=project)
+    assert last.wait(LAUNCH_S) == OVER, last.story()
+    assert names(there) == names(project)
+    assert f"first in {there}" in said(last)
+
+
+@pytest.mark.parametrize("mode", ["rsync", "sftp"])
+def test_full_disk_of_a_host_is_named_and_nothing_there_is_half(
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str
+) -> None:
+    path = tmp_path / "there"
+    with small_disk(hosts.hosts[0], path, "2m") as there:
+        (there / "train.py").write_text("old")
+        (project / "big").write_bytes(os.urandom(3_000_000))
+        workers = [hosts.worker(hosts.hosts[0], 1, path=str(path))]
+        cluster = hosts.cluster(fdl.folder / "c.yml", workers, sync={"mode": mode})
+        run = fdl.launch("-c", cluster, "train.py", folder=project)
+        assert run.wait(LAUNCH_S) == 4, run.story()
+        assert f"host {hosts.hosts[0].name}: sync: " in run.stderr
+        assert re.search(r"No space left on device|Failure", run.stderr), run.stderr
+        fdl.wait_until(lambda: not holds_lock(there), MIDST_S, "the host's part does not end")
+        assert {path.name for path in there.iterdir()} == {"train.py", ".fdl-sync"}
+        assert {path.name for path in (there / ".fdl-sync").iterdir()} == {"lock", "ledger.json"}
+        assert (there / "train.py").read_text() == "old"

@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 import asyncssh
 
 from flodl.launch.sync import relay
-from flodl.launch.sync.agent import NEW
-from flodl.launch.sync.session import SyncSession
+from flodl.launch.sync.agent import MARKER, NEW
+from flodl.launch.sync.session import SyncSession, past_marker
 from flodl.launch.tree import Entry, path_bytes
 from flodl.spec.words import printable
 
@@ -47,6 +47,7 @@ async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry
         HostUnreachable: rsync has failed on either side.
     """
     ours, theirs = socket.socketpair()
+    words = bytearray()
     with ours, theirs:
         process = await asyncio.create_subprocess_exec(
             *_rsync_command(theirs.fileno()),
@@ -60,7 +61,7 @@ async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry
         theirs.close()
         names = b"".join(b"./" + path_bytes(entry.path) + b"\0" for entry in files)
         try:
-            carrying = asyncio.create_task(_carry(session, ours, moved))
+            carrying = asyncio.create_task(_carry(session, ours, moved, words))
             try:
                 _, said = await process.communicate(names)
                 if not process.returncode:
@@ -70,7 +71,7 @@ async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry
                 carrying.cancel()
                 await asyncio.wait({carrying})
             failed = carrying.exception() if not carrying.cancelled() else None
-            raise session.failure(_last_words(process.returncode, said, failed))
+            raise session.failure(_last_words(process.returncode, words + said, failed))
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
@@ -96,19 +97,23 @@ def _rsync_command(descriptor: int) -> list[str]:
     ]
 
 
-async def _carry(session: SyncSession, ours: socket.socket, moved: Moved) -> None:
-    """Start what rsync asks for on the host, and be the line between the two, until both have ended."""
+async def _carry(session: SyncSession, ours: socket.socket, moved: Moved, words: bytearray) -> None:
+    """Start what rsync asks for on the host, and be the line between the two, until both have ended. ``words`` gets the
+    host's complaints.
+    """
     reader, writer = await asyncio.open_connection(sock=ours)
-    words = await _words(reader)
-    words[0] = session.rsync
-    root = f"{session.root}/{NEW}"
-    script = f"cd -- {shlex.quote(root)} && exec {shlex.join(words)}"
-    command = path_bytes(f"exec /bin/sh -c {shlex.quote(script)}")
-    remote = await session.login.connection.create_process(command, encoding=None)
+    command = await _words(reader)
+    command[0] = session.rsync
+    new = shlex.quote(f"{session.root}/{NEW}")
+    script = f"printf '%s\\n' '' {shlex.quote(MARKER)} && cd -- {new} && exec {shlex.join(command)}"
+    line = path_bytes(f"exec /bin/sh -c {shlex.quote(script)}")
+    remote = await session.login.connection.create_process(line, encoding=None)
     try:
+        writer.write(await past_marker(remote.stdout.read))
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(_pump(reader.read, remote.stdin, moved))
             tasks.create_task(_pump(remote.stdout.read, writer, moved))
+            tasks.create_task(_listen(remote.stderr.read, words))
     finally:
         remote.close()
         writer.close()
@@ -122,14 +127,23 @@ async def _pump(read: Any, writer: Any, moved: Moved) -> None:
     writer.write_eof()
 
 
+async def _listen(read: Any, words: bytearray) -> None:
+    while piece := await read(PIECE_BYTES):
+        words += piece[-SAID_BYTES:]
+        del words[:-SAID_BYTES]
+
+
 async def _words(reader: asyncio.StreamReader) -> list[str]:
     count = int((await reader.readuntil(b"\0"))[:-1])
     assert 0 < count <= MAX_WORDS
     return [os.fsdecode((await reader.readuntil(b"\0"))[:-1]) for _ in range(count)]
 
 
-def _last_words(code: int | None, said: bytes, failed: BaseException | None) -> str:
+def _last_words(code: int | None, said: bytes | bytearray, failed: BaseException | None) -> str:
     lines = printable(said[-SAID_BYTES:].decode("utf-8", "replace")).strip().splitlines()
+    lines = [line for line in lines if "manpage" not in line]
+    while isinstance(failed, BaseExceptionGroup):
+        failed = failed.exceptions[0]
     reason = f"; {failed}" if failed else ""
     return f"rsync has ended with code {code}{reason}: " + " | ".join(lines[-3:])
 

@@ -12,6 +12,7 @@ import asyncssh
 from flodl.errors import HostUnreachable
 from flodl.launch.commands import INTERPRETER_MISSING, agent_command
 from flodl.launch.plan import HostPlan
+from flodl.launch.running import Read
 from flodl.launch.ssh_login import Login
 from flodl.launch.sync.agent import MARKER
 from flodl.launch.sync.plan import SyncPlan, There, ledger_of
@@ -35,10 +36,19 @@ MAX_NOISE_BYTES: Final = 1 << 20
 NOISE_SHOWN: Final = 300
 PIECE_BYTES: Final = 1 << 16
 
+START_REMEDY: Final = "see what its login shell and interpreter do: an rc file that waits, or prints without end"
 NONSENSE: Final = "its replies make no sense"
 
 Reply: TypeAlias = dict[str, Any]
 T = TypeVar("T")
+
+
+class Noise(Exception):
+    """A login shell has ``printed`` something else than what was to come; it has ended, or does not end."""
+
+    def __init__(self, printed: bytes, has_ended: bool) -> None:
+        super().__init__("no marker")
+        self.printed, self.has_ended = printed, has_ended
 
 
 class SyncSession:
@@ -134,21 +144,19 @@ class SyncSession:
                 command = agent_command(self.host)
                 self._process = await self.login.connection.create_process(command, encoding=None)
                 self._process.stdin.write(b"%d\n%b" % (len(source), source))
-                await self._until_marker()
+                self._buffer = await past_marker(self._process.stdout.read)
         except TimeoutError:
-            raise self.failure(f"its interpreter was not ready within {START_S:g} s{self._said()}") from None
+            raise self.failure(f"its interpreter was not ready within {START_S:g} s", START_REMEDY) from None
+        except Noise as noise:
+            self._buffer = noise.printed
+            raise (await self._ended() if noise.has_ended else self._noisy()) from None
         except (OSError, asyncssh.Error) as error:
             raise self._lost(error) from None
         opened = await self._ask({"do": "open", "root": self.host.project}, lambda _: None)
         self.root, self.rsync = str(opened.get("root")), str(opened.get("rsync"))
 
-    async def _until_marker(self) -> None:
-        marker = f"\n{MARKER}\n".encode()
-        while marker not in self._buffer and len(self._buffer) < MAX_NOISE_BYTES:
-            await self._read_more()
-        _, found, self._buffer = self._buffer.partition(marker)
-        if not found:
-            raise self.failure(f"its login shell prints without end{self._said()}")
+    def _noisy(self) -> HostUnreachable:
+        return self.failure(f"its login shell prints without end{self._said()}", START_REMEDY)
 
     async def _ask(self, request: Reply, part: Callable[[Reply], None]) -> Reply:
         """The agent's last answer to ``request``; ``part`` gets those before it, but for its beats."""
@@ -202,7 +210,7 @@ class SyncSession:
             python = self.host.python or "python3 (of the login shell's PATH)"
             remedy = f"set `python` of worker {self.host.name} to an interpreter, by its absolute path"
             return self.failure(f"interpreter {python} not found", remedy)
-        return self.failure(f"the copying there has ended{self._said()}")
+        return self.failure(f"the copying there has ended with code {self._process.returncode}{self._said()}")
 
     def _said(self) -> str:
         words = printable(self._buffer.decode("utf-8", "replace")).split("\n")
@@ -219,6 +227,21 @@ class SyncSession:
             self._process.stdin.write_eof()
             await asyncio.wait_for(self._process.wait_closed(), CLOSE_S)
         self._process.close()
+
+
+async def past_marker(read: Read) -> bytes:
+    """What has come behind the marker, of whatever the host says first.
+
+    Raises:
+        Noise: no marker came.
+    """
+    marker, buffer = f"\n{MARKER}\n".encode(), b""
+    while marker not in buffer:
+        data = await read(PIECE_BYTES)
+        buffer += data
+        if not data or len(buffer) > MAX_NOISE_BYTES:
+            raise Noise(buffer, has_ended=not data)
+    return buffer.partition(marker)[2]
 
 
 def _found(pair: object) -> Found:
