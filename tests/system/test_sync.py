@@ -81,12 +81,12 @@ def holds_lock(there: Path) -> bool:
 
 
 @contextlib.contextmanager
-def small_disk(host: Host, there: Path, size: str) -> Iterator[Path]:
-    """``there`` is a disk of its own on ``host``, which sees it; the path is where this machine does."""
+def small_disk(host: Host, there: Path, room: str) -> Iterator[Path]:
+    """``there`` is a disk of its own on ``host``, with so much ``room``; the path is where this machine sees it."""
     assert host.sshd is not None
     there.mkdir()
     inside = ["nsenter", "-m", "-t", str(host.sshd.pid)]
-    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", there], check=True, timeout=30)
+    subprocess.run([*inside, "mount", "-t", "tmpfs", "-o", room, "tmpfs", there], check=True, timeout=30)
     try:
         yield Path(f"/proc/{host.sshd.pid}/root{there}")
     finally:
@@ -169,20 +169,38 @@ def test_launch_killed_in_mid_copy_leaves_the_old_project_whole_and_the_next_one
 
 
 @pytest.mark.parametrize("mode", ["rsync", "sftp"])
-def test_full_disk_of_a_host_is_named_and_nothing_there_is_half(
+def test_disk_of_a_host_that_fills_up_is_named_and_nothing_there_is_half(
     hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str
 ) -> None:
     path = tmp_path / "there"
-    with small_disk(hosts.hosts[0], path, "2m") as there:
+    with small_disk(hosts.hosts[0], path, "size=9m,nr_inodes=30") as there:
         (there / "train.py").write_text("old")
-        (project / "big").write_bytes(os.urandom(3_000_000))
+        for number in range(50):
+            (project / f"small{number}").write_text("x")
         workers = [hosts.worker(hosts.hosts[0], 1, path=str(path))]
         cluster = hosts.cluster(fdl.folder / "c.yml", workers, sync={"mode": mode})
         run = fdl.launch("-c", cluster, "train.py", folder=project)
         assert run.wait(LAUNCH_S) == 4, run.story()
         assert f"host {hosts.hosts[0].name}: sync: " in run.stderr
-        assert re.search(r"No space left on device|Failure", run.stderr), run.stderr
+        assert {"rsync": "No space left on device", "sftp": f"see the disk at {path}"}[mode] in run.stderr
         fdl.wait_until(lambda: not holds_lock(there), MIDST_S, "the host's part does not end")
         assert {path.name for path in there.iterdir()} == {"train.py", ".fdl-sync"}
         assert {path.name for path in (there / ".fdl-sync").iterdir()} == {"lock", "ledger.json"}
         assert (there / "train.py").read_text() == "old"
+
+
+def test_host_with_too_little_room_is_told_before_anything_is_sent(
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "there"
+    with small_disk(hosts.hosts[0], path, "size=2m") as there:
+        (project / "big").write_bytes(bytes(3_000_000))
+        workers = [hosts.worker(hosts.hosts[0], 1, path=str(path))]
+        run = fdl.launch(
+            "-c", hosts.cluster(fdl.folder / "c.yml", workers, sync={"mode": "rsync"}), "train.py", folder=project
+        )
+        assert run.wait(LAUNCH_S) == 4, run.story()
+        assert re.search(rf"sync: \S+ MB are free at {path}, too few for this copy\n  free space there", run.stderr), (
+            run.stderr
+        )
+        assert not (there / "train.py").exists()

@@ -103,7 +103,7 @@ class Agent:
 
     def _begin(self, who: str, wait_s: float, ledger: "dict[str, str]") -> "dict[str, Any]":
         """Keep all others out, note what is about to come, and make room for it. ``mark`` is the ledger's as found: it
-        differs from ``look``'s where somebody was here in between.
+        differs from ``look``'s where somebody was here in between. ``free`` are the bytes that there is room for.
         """
         os.makedirs(self._root, exist_ok=True)
         notes = self._at(NOTES)
@@ -120,7 +120,8 @@ class Agent:
         self._clear_new()
         os.mkdir(self._at(NEW), 0o700)
         self._write_ledger(self._ledger)
-        return {"mark": mark}
+        disk = os.statvfs(self._root)
+        return {"mark": mark, "free": disk.f_bavail * disk.f_frsize}
 
     def _install(
         self,
@@ -131,26 +132,28 @@ class Agent:
         ledger: "dict[str, str]",
         retain: "list[str]",
     ) -> "dict[str, Any]":
-        """Put into place what has arrived. ``changed`` names files that did not arrive as they should: then nothing is
-        put anywhere. ``kept`` are files to remove that somebody has altered.
+        """Put into place what has arrived. ``absent`` names files that did not arrive, ``changed`` those that are not
+        what they should be: then nothing is put anywhere. ``kept`` are files to remove that somebody has altered.
         """
-        changed = [path for name, path, _, content in files if self._digest(self._at(f"{NEW}/{name}")) != content]
-        if changed:
-            return {"changed": changed[:BATCH], "kept": []}
+        arrived = [(path, content, self._digest(self._at(f"{NEW}/{name}"))) for name, path, _, content in files]
+        absent = [path for path, _, found in arrived if not found]
+        changed = [path for path, content, found in arrived if found and found != content]
+        if absent or changed:
+            return {"absent": absent[:BATCH], "changed": changed[:BATCH], "kept": []}
         seen: dict[str, bool] = {}
         kept = [path for path in remove if not self._remove(path, seen)]
         paths = [*(path for _, path, _, _ in files), *(path for path, _ in links)]
         for path in paths:
             self._make_way(path)
         for name, path, mode, _ in files:
-            arrived = self._at(f"{NEW}/{name}")
-            os.chmod(arrived, mode)
-            os.rename(arrived, self._at(path))
+            new = self._at(f"{NEW}/{name}")
+            os.chmod(new, mode)
+            os.rename(new, self._at(path))
             self._beat()
         for path, target in links:
-            arrived = self._at(f"{NEW}/{secrets.token_hex(8)}")
-            os.symlink(_bytes(target), arrived)
-            os.rename(arrived, self._at(path))
+            new = self._at(f"{NEW}/{secrets.token_hex(8)}")
+            os.symlink(_bytes(target), new)
+            os.rename(new, self._at(path))
         for path, is_executable in modes:
             mode = stat.S_IMODE(os.lstat(self._at(path)).st_mode)
             # who may read it may run it
@@ -158,7 +161,7 @@ class Agent:
         left = {path: self._ledger[path] for path in retain if path in self._ledger}
         self._write_ledger({**left, **{path: [content] for path, content in ledger.items()}})
         self._clear_new()
-        return {"changed": [], "kept": kept}
+        return {"absent": [], "changed": [], "kept": kept}
 
     # --------------------------------------------------------------------------------------------------- what is there
     def _found(self, path: str, size: int, seen: "dict[str, bool]") -> "list[Any]":

@@ -40,8 +40,11 @@ def rsync_here() -> str:
     return shutil.which("rsync") or ""
 
 
-async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry], moved: Moved) -> None:
+async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry], moved: Moved) -> str:
     """Send ``files`` of ``folder`` under their own names; ``moved`` is told of every piece's bytes on the wire.
+
+    Returns:
+        What the host's rsync complained of: it may have left files out, and ended well all the same.
 
     Raises:
         HostUnreachable: rsync has failed on either side.
@@ -64,9 +67,9 @@ async def send_by_rsync(session: SyncSession, folder: str, files: Sequence[Entry
             carrying = asyncio.create_task(_carry(session, ours, moved, words))
             try:
                 _, said = await process.communicate(names)
-                if not process.returncode:
-                    return
                 await asyncio.wait({carrying}, timeout=1.0)
+                if not process.returncode:
+                    return f"; {_lines(words)}" if words else ""
             finally:
                 carrying.cancel()
                 await asyncio.wait({carrying})
@@ -140,16 +143,20 @@ async def _words(reader: asyncio.StreamReader) -> list[str]:
 
 
 def _last_words(code: int | None, said: bytes | bytearray, failed: BaseException | None) -> str:
-    lines = printable(said[-SAID_BYTES:].decode("utf-8", "replace")).strip().splitlines()
-    lines = [line for line in lines if "manpage" not in line]
     while isinstance(failed, BaseExceptionGroup):
         failed = failed.exceptions[0]
     reason = f"; {failed}" if failed else ""
-    return f"rsync has ended with code {code}{reason}: " + " | ".join(lines[-3:])
+    return f"rsync has ended with code {code}{reason}: {_lines(said)}"
 
 
-async def send_by_sftp(session: SyncSession, folder: str, files: Sequence[Entry], moved: Moved) -> None:
-    """Send ``files`` of ``folder``, each under its place in the list; ``moved`` is told of every piece's bytes.
+def _lines(said: bytes | bytearray) -> str:
+    lines = printable(said[-SAID_BYTES:].decode("utf-8", "replace")).strip().splitlines()
+    return " | ".join([line for line in lines if "manpage" not in line][-3:])
+
+
+async def send_by_sftp(session: SyncSession, folder: str, files: Sequence[Entry], moved: Moved) -> str:
+    """Send ``files`` of ``folder``, each under its place in the list; ``moved`` is told of every piece's bytes. As
+    ``send_by_rsync``, but without complaints.
 
     Raises:
         HostUnreachable: there is no sftp, or it has failed.
@@ -173,7 +180,9 @@ async def send_by_sftp(session: SyncSession, folder: str, files: Sequence[Entry]
     except ExceptionGroup as failed:
         if failed.split((OSError, asyncssh.Error))[1] is not None:
             raise
-        raise session.failure(f"sftp: {failed.exceptions[0]}") from None
+        reason = f"sftp: {failed.exceptions[0]}"
+        raise session.failure(reason, f"see the disk at {session.root} there: space, inodes, quota") from None
+    return ""
 
 
 async def _put(sftp: asyncssh.SFTPClient, source: bytes, target: bytes, size: int, moved: Moved) -> None:

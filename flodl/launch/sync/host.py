@@ -16,7 +16,7 @@ from flodl.launch.sync.carriers import rsync_here, send_by_rsync, send_by_sftp
 from flodl.launch.sync.plan import SyncPlan, There, altered_words, plan_sync
 from flodl.launch.sync.project import Brought, Project, Telling
 from flodl.launch.sync.session import SyncSession
-from flodl.launch.tree import path_bytes
+from flodl.launch.tree import path_bytes, size_words
 
 
 async def bring(login: Login, host: HostPlan, project: Project, tell: Telling) -> Brought:
@@ -33,14 +33,17 @@ async def bring(login: Login, host: HostPlan, project: Project, tell: Telling) -
         by = project.mode if session.rsync and rsync_here() else SyncMode.SFTP
         wire_bytes, altered = 0, plan.altered
         if not plan.is_empty:
-            mark = await session.begin(project.tree, _me(), lambda holder: tell.say(f"waits for {holder}"))
+            mark, free_bytes = await session.begin(project.tree, _me(), lambda who: tell.say(f"waits for {who}"))
             if mark != there.mark:  # somebody else was here in between
                 plan = _plan(project, await session.look(project.tree), session)
             tell.say(f"{plan}")
+            if plan.send_bytes > free_bytes:
+                room = f"{size_words(free_bytes)} are free at {session.root}, too few for this copy"
+                raise session.failure(room, "free space there, or exclude what ranks do not need")
             if by is not project.mode and plan.send:
                 tell.say(f"by sftp, for there is no rsync {'there' if rsync_here() else 'here'}")
-            wire_bytes = await _send(session, project, plan, by, tell)
-            kept = await session.install(project.tree, plan, _name_of(plan, by))
+            wire_bytes, complaint = await _send(session, project, plan, by, tell)
+            kept = await session.install(project.tree, plan, _name_of(plan, by), complaint)
             altered = (*plan.altered, *kept)
         if words := altered_words(altered):
             tell.say(words)
@@ -57,9 +60,10 @@ def _plan(project: Project, there: There, session: SyncSession) -> SyncPlan:
     return plan
 
 
-async def _send(session: SyncSession, project: Project, plan: SyncPlan, by: SyncMode, tell: Telling) -> int:
+async def _send(session: SyncSession, project: Project, plan: SyncPlan, by: SyncMode, tell: Telling) -> tuple[int, str]:
+    """How many bytes that took, and what was said of it."""
     if not plan.send:
-        return 0
+        return 0, ""
     wire_bytes = 0
 
     def moved(count: int) -> None:
@@ -68,8 +72,9 @@ async def _send(session: SyncSession, project: Project, plan: SyncPlan, by: Sync
         tell.moved(wire_bytes, plan.send_bytes)
 
     send = send_by_rsync if by is SyncMode.RSYNC else send_by_sftp
-    await session.unless_stalled(send(session, project.folder, plan.send, moved), lambda: wire_bytes)
-    return wire_bytes
+    sending = send(session, project.folder, plan.send, moved)
+    complaint = await session.unless_stalled(sending, lambda: wire_bytes)
+    return wire_bytes, complaint
 
 
 def _name_of(plan: SyncPlan, by: SyncMode) -> Callable[[int], str]:

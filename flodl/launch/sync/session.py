@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import importlib.resources
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Self, TypeAlias, TypeVar
 
 import asyncssh
@@ -86,8 +86,12 @@ class SyncSession:
             raise self.failure(NONSENSE)
         return There(found, stale, altered, str(done.get("mark")))
 
-    async def begin(self, tree: Tree, who: str, wait: Callable[[str], None]) -> str:
-        """Take the folder's lock and make ready; ``wait`` is told of another launch that has it. Returns the mark."""
+    async def begin(self, tree: Tree, who: str, wait: Callable[[str], None]) -> tuple[str, int]:
+        """Take the folder's lock and make ready; ``wait`` is told of another launch that has it.
+
+        Returns:
+            The ledger's mark, and how many bytes there is room for.
+        """
         told: list[str] = []
 
         def part(reply: Reply) -> None:
@@ -96,10 +100,17 @@ class SyncSession:
                 wait(told[0])
 
         request = {"do": "begin", "who": who, "wait_s": LOCK_S, "ledger": ledger_of(tree)}
-        return str((await self._ask(request, part)).get("mark"))
+        done = await self._ask(request, part)
+        mark, free = done.get("mark"), done.get("free")
+        if not isinstance(mark, str) or not isinstance(free, int):
+            raise self.failure(NONSENSE)
+        return mark, free
 
-    async def install(self, tree: Tree, plan: SyncPlan, name_of: Callable[[int], str]) -> tuple[str, ...]:
-        """Put into place what has arrived, the file of ``plan.send[index]`` under ``name_of(index)``.
+    async def install(
+        self, tree: Tree, plan: SyncPlan, name_of: Callable[[int], str], complaint: str
+    ) -> tuple[str, ...]:
+        """Put into place what has arrived, the file of ``plan.send[index]`` under ``name_of(index)``; ``complaint`` is
+        what whoever sent the files said of it.
 
         Returns:
             The files to remove that stayed, because somebody has changed them meanwhile.
@@ -114,9 +125,10 @@ class SyncSession:
             "retain": plan.retain,
         }
         done = await self._ask(request, lambda _: None)
+        if absent := _list(done, "absent"):
+            raise self.failure(f"{_named(absent)} did not arrive{complaint}", f"see the disk at {self.root} there")
         if changed := _list(done, "changed"):
-            named = first_few([printable(str(path)) for path in changed])
-            raise self.failure(f"changed here since the launch: {named}", "launch again")
+            raise self.failure(f"changed here since the launch: {_named(changed)}", "launch again")
         return tuple(map(str, _list(done, "kept")))
 
     def failure(self, reason: str, remedy: str = "") -> HostUnreachable:
@@ -250,6 +262,10 @@ def _found(pair: object) -> Found:
             return Found(content, is_executable)
         case _:
             return Found("?")
+
+
+def _named(paths: Sequence[object]) -> str:
+    return first_few([printable(str(path)) for path in paths])
 
 
 def _list(reply: Reply, key: str) -> list[object]:

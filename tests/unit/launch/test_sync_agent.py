@@ -120,7 +120,7 @@ def test_looking_writes_nothing_not_even_the_folder(tmp_path: Path) -> None:
 def test_files_arrive_and_are_put_into_place(tmp_path: Path) -> None:
     root = tmp_path / "new" / "project"
     done = sync(root, {"a/b/c": "1", "d": "2"}, links=[["l/up", "../d"]])
-    assert done[-1] == {"done": "install", "changed": [], "kept": []}
+    assert done[-1] == {"done": "install", "absent": [], "changed": [], "kept": []}
     assert (root / "a/b/c").read_text() == "1"
     assert os.readlink(root / "l/up") == "../d"
     assert sorted(path.name for path in (root / ".fdl-sync").iterdir()) == ["ledger.json", "lock"]
@@ -142,8 +142,15 @@ def test_nothing_is_put_anywhere_unless_every_byte_is_right(tmp_path: Path, arri
     sync(tmp_path, {"a": "old", "b": "old"})
     new = {"a": "new", "b": "new"}
     done = talk(tmp_path, begin(new), arrive(tmp_path, {"a": "new", "b": arrived}), install(new))
-    assert done[-1] == {"done": "install", "changed": ["b"], "kept": []}
+    assert done[-1] == {"done": "install", "absent": [], "changed": ["b"], "kept": []}
     assert [(tmp_path / name).read_text() for name in "ab"] == ["old", "old"]
+
+
+def test_nothing_is_put_anywhere_unless_every_file_has_arrived(tmp_path: Path) -> None:
+    new = {"a": "new", "b": "new"}
+    done = talk(tmp_path, begin(new), arrive(tmp_path, {"a": "new"}), install(new))
+    assert done[-1] == {"done": "install", "absent": ["b"], "changed": [], "kept": []}
+    assert not (tmp_path / "a").exists()
 
 
 def test_file_of_an_earlier_sync_is_stale_until_somebody_changes_it(tmp_path: Path) -> None:
@@ -187,7 +194,7 @@ def test_sync_that_was_cut_off_leaves_old_and_new_content_ours(tmp_path: Path) -
 def test_file_becomes_a_folder_and_a_folder_a_file(tmp_path: Path) -> None:
     sync(tmp_path, {"a": "file", "b/c/d": "deep"})
     done = sync(tmp_path, {"a/inner": "x", "b": "flat"}, remove=["a", "b/c/d"])
-    assert done[-1] == {"done": "install", "changed": [], "kept": []}
+    assert done[-1] == {"done": "install", "absent": [], "changed": [], "kept": []}
     assert [(tmp_path / name).read_text() for name in ("a/inner", "b")] == ["x", "flat"]
 
 
