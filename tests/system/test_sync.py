@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs import Fdl, Launched
+from tests.runs import JOB, Fdl, Launched
 from tests.system.lab import Host, Lab
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(240)]
 
 LAUNCH_S = 150
 MIDST_S = 30
+BACK_S = 60
 OVER = 3
 """The script's exit code: a rank says what it has found, and ends; the head waits for that."""
 
@@ -204,3 +205,33 @@ def test_host_with_too_little_room_is_told_before_anything_is_sent(
             run.stderr
         )
         assert not (there / "train.py").exists()
+
+
+@pytest.mark.long
+def test_host_that_comes_back_gets_the_project_of_the_launch_and_no_other(
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path
+) -> None:
+    there = [tmp_path / "a", tmp_path / "b"]
+    workers = [hosts.worker(host, 1, path=str(path)) for host, path in zip(hosts.hosts, there, strict=True)]
+    cluster = hosts.cluster(fdl.folder / "c.yml", workers, is_elastic=True, sync={"mode": "sftp"})
+    words = project / "lib" / "words.py"
+    flags = ["--mode", "cpu_cadence", "--epochs", "1000", "--step-ms", "20"]
+    run = fdl.launch("--stop-timeout", 5, "-c", cluster, JOB, *flags, folder=project)
+    run.wait_for_training()
+
+    (there[1] / "lib" / "words.py").unlink()
+    words.write_text('WORD = "written while it trains"\n')
+    run.kill("daemon", hosts.hosts[1].namespace)
+    run.wait_for_event("host_not_back", BACK_S)
+    (refused,) = run.events("host_not_back")
+    assert (refused["fields"]["host"], refused["fields"]["stage"]) == (hosts.hosts[1].name, "sync")
+    assert "changed here since the launch: lib/words.py" in refused["detail"]
+    assert not (there[1] / "lib" / "words.py").exists()
+
+    words.write_text('WORD = "first"\n')
+    fdl.wait_until(lambda: len(run.events("host_joined")) == 3, BACK_S, run.story)
+    assert (there[1] / "lib" / "words.py").read_text() == 'WORD = "first"\n'
+    assert "1 file, 15 bytes to copy" in "".join(event["detail"] for event in run.events("sync"))
+    assert fdl.call("stop", run.run_id).returncode == 0
+    assert run.wait(LAUNCH_S) == 143, run.story()
+    run.wait_until_clean()
