@@ -66,7 +66,8 @@ class HostPlan:
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
     cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
-    reaches the controller through the ssh session that starts it.
+    reaches the controller through the ssh session that starts it. ``project`` is the project's folder there, ``cwd`` or
+    above it.
     """
 
     name: str
@@ -79,6 +80,24 @@ class HostPlan:
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
     tunnel: bool = False
+    project: str = ""
+
+
+class SyncMode(StrEnum):
+    """How the project gets to the hosts that are reached by ssh: it is there already, or it is copied."""
+
+    OFF = "off"
+    RSYNC = "rsync"
+    SFTP = "sftp"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """``exclude`` are patterns of what is not copied; ``limit_gb`` bounds what may be (``tree.over_limit``)."""
+
+    mode: SyncMode = SyncMode.OFF
+    exclude: tuple[str, ...] = ()
+    limit_gb: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +157,7 @@ class RunSpec:
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
     plain: PlainPlan | None = None
+    sync: SyncSettings = SyncSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +232,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         project=project,
         tls=TlsMode(spec.security.tls),
         plain=request.plain,
+        sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )
 
 
@@ -295,8 +316,10 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
         way = f"{host.kind}, tunnel" if host.tunnel else host.kind
+        is_copied = spec.sync.mode is not SyncMode.OFF and host.kind is HostKind.SSH
         lines += [
             f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
+            *([f"  copied    by {spec.sync.mode} to {host.project}"] if is_copied else []),
             *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
@@ -364,6 +387,7 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         env=_host_env(worker),
         ssh=ssh,
         tunnel=worker.tunnel,
+        project=folder,
     )
 
 
