@@ -15,9 +15,11 @@ COMMANDS: Final = {
     "attach": "watch a live run as fdl launch does, to its end",
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
+    "daemon": "serve one run after another on this machine, by itself or under systemd",
     "debug": "gather what a bug report needs",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
+    "join-config": "make what a machine needs to walk in: token, key, settings",
     "launch": "train a script on this machine or on a cluster",
     "ps": "list runs, live and past",
     "start": "start a run whose join window is held",
@@ -39,7 +41,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"flodl_cli.commands.cmd_{cmd_name}").command
+        command: click.Command = importlib.import_module(f"flodl_cli.commands.cmd_{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

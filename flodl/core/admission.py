@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from flodl.core.membership import Member, Membership
-from flodl.messages import HeadReady, RankReady, Settings
+from flodl.messages import HeadReady, HostHello, RankReady, Settings
 
 SAME_BUILD = (
     "Every process must build the same model, optimizer, dataset and settings: "
@@ -66,6 +66,19 @@ def torch_skew(members: Iterable[Member]) -> str:
         if member.torch:
             hosts.setdefault(_minor(member.torch), {})[f"{member.host} has {member.torch}"] = None
     return "" if len(hosts) < 2 else "; ".join(text for texts in hosts.values() for text in texts)
+
+
+def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
+    """Why ``hosts`` that come through a tunnel may not take part: in a collective mode hosts reach each other.
+    Empty when all may.
+    """
+    mode, tunnelled = settings.cadence.mode, [hello.host for hello in hosts if hello.tunnelled]
+    if not mode.is_collective or not tunnelled:
+        return ""
+    return (
+        f"mode {mode} needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        "controller only: take a cpu mode, or leave the tunnel out"
+    )
 
 
 def _who(report: RankReady, members: Membership) -> str:

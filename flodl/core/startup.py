@@ -7,12 +7,13 @@ else is sent away, and stops nobody. It decides nothing about losses or the run'
 here.
 """
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, Failure, JobAction, Record, SendHost, Severity
-from flodl.core.admission import disagreement, fits_head, miscounted_ratios, torch_skew
-from flodl.core.events import HostFailed
+from flodl.core.admission import disagreement, fits_head, miscounted_ratios, shut_off, torch_skew
+from flodl.core.events import HostFailed, StartAsked
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
 from flodl.core.window import Absence, JoinSettings, JoinWindow, StartRule, Verdict
@@ -67,16 +68,29 @@ class Startup:
 
     def hold(self) -> list[JobAction]:
         """While the window waits: said each time that it has come to wait for a person alone."""
-        was_held, self._is_held = (
-            self._is_held,
-            self.window.settings.start is StartRule.MANUAL and self.window.has_least,
-        )
+        was_held = self._is_held
+        self._is_held = self.window.settings.start is StartRule.MANUAL and self.window.has_least
         if was_held or not self._is_held:
             return []
         return [Record("window_held", Severity.INFO, f"{self.window.tally()}; fdl start starts the run", {})]
 
-    def absence_failure(self, now_s: float) -> Failure:
-        """Why the run cannot start: every host that is not there, with its remedy."""
+    def start_refusal(self, phase: str, is_waiting: bool) -> str:
+        """Why a person may not start a run in this phase; empty when they may."""
+        return self.window.fire_refusal() if is_waiting else f"the run is {phase}: it does not wait to be started"
+
+    def fire(self, event: StartAsked, refusal: str) -> list[JobAction]:
+        """A person starts the run, unless there is a ``refusal``."""
+        if refusal:
+            return [Record("start_refused", Severity.WARNING, f"{event.source} cannot start the run: {refusal}", {})]
+        self.window.fire()
+        return [Record("start_requested", Severity.INFO, f"{event.source} starts the run", {"source": event.source})]
+
+    def give_up(self, now_s: float) -> tuple[Failure, str]:
+        """Why the run cannot start, every host that is not there with its remedy; and that in one message."""
+        failure = self._absence_failure(now_s)
+        return failure, f"the run cannot start: {self.window.tally()}\n{failure.error}"
+
+    def _absence_failure(self, now_s: float) -> Failure:
         absences = self.window.absences()
         lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
         if not absences:
@@ -98,14 +112,21 @@ class Startup:
         world_size = len(self._membership)
         note = Record("spawning", Severity.INFO, f"starting {world_size} rank(s) on {len(specs)} host(s)", {})
         orders = (SendHost(host, SpawnRanks(world_size, tuple(ranks))) for host, ranks in specs.items())
-        return [*self._shortfall(world_size), note, *orders]
+        return [*self.note_shortfall(), note, *orders]
 
-    def _shortfall(self, ranks: int) -> list[JobAction]:
+    def note_shortfall(self) -> list[JobAction]:
         """A start without some of the roster is said, with their names."""
         missing = ", ".join(str(absence) for absence in self.window.absences())
         if not missing:
             return []
-        return [Record("degraded_start", Severity.WARNING, f"starting with {ranks} rank(s), without {missing}", {})]
+        return [
+            Record(
+                "degraded_start",
+                Severity.WARNING,
+                f"starting with {self.window.rank_count} rank(s), without {missing}",
+                {},
+            )
+        ]
 
     def report_ready(self, report: RankReady) -> None:
         """A rank has built its model; a second report changes nothing."""
@@ -151,21 +172,30 @@ class Startup:
         measures = known or [guest for guest in guests if fits_head(guest, self.head_ready)]
         if not measures:
             return {}
-        reasons = {
-            guest.rank: disagreement([measures[0], guest], self._membership, None)
-            for guest in guests
-            if guest is not measures[0]
-        }
+        reasons = {guest.rank: self._misfit(guest, measures[0]) for guest in guests}
         return {rank: reason for rank, reason in reasons.items() if reason}
+
+    def _misfit(self, guest: RankReady, measure: RankReady) -> str:
+        return disagreement([measure, guest], self._membership, None) or shut_off(
+            measure.settings, self._hellos([guest])
+        )
 
     def disagreement(self) -> str:
         """Why the ready ranks, and the head, may not train together; empty when they may."""
         reports = self._reports()
-        ratios = miscounted_ratios(reports[0].settings, len(self._membership))
-        return disagreement(reports, self._membership, self.head_ready) or ratios
+        settings = reports[0].settings
+        return (
+            disagreement(reports, self._membership, self.head_ready)
+            or shut_off(settings, self._hellos(reports))
+            or miscounted_ratios(settings, len(self._membership))
+        )
 
     def _reports(self) -> list[RankReady]:
         return [self.ready[rank] for rank in self._membership.with_status(RankStatus.READY)]
+
+    def _hellos(self, reports: Iterable[RankReady]) -> list[HostHello]:
+        hosts, joined = self._membership.hosts_of(report.rank for report in reports), self.window.joined
+        return [joined[host] for host in hosts]
 
     def admit(self, version: Version = -1) -> list[JobAction]:
         """All ready ranks are live from now on; their first round publishes ``version`` + 1."""

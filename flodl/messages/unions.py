@@ -22,6 +22,7 @@ from flodl.messages.controller import (
     KillRank,
     LoadState,
     OpenRound,
+    PickPort,
     RunCallback,
     RunEnded,
     RunEval,
@@ -31,6 +32,7 @@ from flodl.messages.controller import (
     StartRound,
     StopAccepted,
     StopHost,
+    StopRanks,
     StoreReply,
     WindowPlan,
 )
@@ -38,7 +40,9 @@ from flodl.messages.daemon import (
     Beat,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
+    PortPicked,
     RankExited,
     ReduceSlice,
     ResultReady,
@@ -101,8 +105,11 @@ ToRank: TypeAlias = (
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | FromRank
-ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
+FromDaemon: TypeAlias = (
+    HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | LeaveWanted | PortPicked | FromRank
+)
+FromWalkIn: TypeAlias = FromDaemon | AskBootstrap
+ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | PickPort | StopRanks | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
 FromClient: TypeAlias = StopRequest | StartRequest | DrainRequest | AskBootstrap

@@ -63,7 +63,7 @@ def test_held_window_without_a_roster_starts_with_those_who_came_when_a_person_s
     started = fdl.call("start", run.run_id[:15])
     assert (started.returncode, started.stdout) == (0, f"run {run.run_id} (job) starts with 2 rank(s) on walker\n")
     again = fdl.call("start")
-    assert (again.returncode, "it has started already" in again.stderr) == (2, True)
+    assert (again.returncode, "it does not wait to be started" in again.stderr) == (2, True)
 
     attached = subprocess.run(
         [BIN / "fdl", "attach", "job"],

@@ -5,6 +5,7 @@ import pytest
 from flodl.config.builder import local_cluster
 from flodl.controller.clients import MAX_SOURCE_CHARS, ClientDesk
 from flodl.core.events import DrainAsked, StartAsked, StopAsked
+from flodl.core.plain import NO_DRAIN
 from flodl.core.window import StartRule
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import load
@@ -23,6 +24,7 @@ from flodl.messages import (
 )
 from flodl.wire.codec import decode, encode
 from tests.unit.core.cohort import Cohort
+from tests.unit.core.test_plain import Plain
 
 
 def desk(cohort: Cohort) -> ClientDesk:
@@ -44,7 +46,7 @@ def test_stop_is_heard_in_any_phase() -> None:
 def test_start_is_heard_while_the_window_is_held_and_names_who_starts() -> None:
     held = Cohort(start=StartRule.MANUAL)
     assert desk(held).answer(StartRequest("fdl start")) == (
-        Declined("too few ranks: 0 of 2 hosts are there; missing: a (has not joined), b (has not joined)", True),
+        Declined("too few ranks: 0 of 2 hosts are there; missing: a (has not joined), b (has not joined)", False),
         None,
     )
     held.join()
@@ -53,7 +55,7 @@ def test_start_is_heard_while_the_window_is_held_and_names_who_starts() -> None:
 
 
 def test_start_of_a_run_that_trains_is_declined(training: Cohort) -> None:
-    reason = "the run is training: it has started already"
+    reason = "the run is training: it does not wait to be started"
     assert desk(training).answer(StartRequest("fdl start")) == (Declined(reason, False), None)
 
 
@@ -75,6 +77,19 @@ def test_long_name_of_a_client_does_not_reach_the_log_whole(training: Cohort) ->
     _, event = desk(training).answer(DrainRequest("b", "a\n" * 9999))
     assert isinstance(event, DrainAsked)
     assert event.source == "a?" * (MAX_SOURCE_CHARS // 2)
+
+
+def test_plain_run_is_stopped_like_any_other_and_neither_drained_nor_joined() -> None:
+    core = Plain().run().core
+    asked = LaunchRequest("run-1", 0.0, ("train.py",), "/proj", "python", frozenset({"localhost"}))
+    plain = ClientDesk(core, plan(local_cluster(1), asked))
+    assert plain.answer(StopRequest("fdl stop", False, 143)) == (
+        StopAccepted("running"),
+        StopAsked("fdl stop", False, 143),
+    )
+    assert plain.answer(DrainRequest("b", "fdl drain")) == (Declined(NO_DRAIN, is_early=False), None)
+    reason = "a plain run keeps the ranks that it has started with"
+    assert plain.answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
 
 
 def test_machine_that_wants_to_join_gets_its_bootstrap(training: Cohort) -> None:
@@ -109,3 +124,19 @@ def test_machine_that_comes_to_a_closed_world_or_a_run_that_ends_is_told_so(trai
     assert desk(closed).answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
     training.stop()
     assert desk(training).answer(AskBootstrap("c")) == (Declined("the run is ending", is_early=False), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ walk-ins
+def test_walk_in_gets_its_bootstrap(training: Cohort) -> None:
+    reply = desk(training).introduce_walk_in("c")
+    assert isinstance(reply, BootstrapGiven)
+    given = load(Bootstrap, reply.document)
+    assert (given.run_id, given.host, given.secret, given.is_walk_in) == ("run-1", "c", "", True)
+
+
+def test_walk_in_that_may_not_come_is_told_why_and_whether_it_is_early(training: Cohort) -> None:
+    reason = "the run is staging and takes hosts in once it trains"
+    assert desk(Cohort().join()).introduce_walk_in("c") == Declined(reason, is_early=True)
+    assert desk(training).introduce_walk_in("b") == Declined(
+        "host b has already joined this run; another machine needs another name", is_early=False
+    )

@@ -3,7 +3,6 @@
 import asyncio
 import dataclasses
 import os
-from dataclasses import replace
 from pathlib import Path
 
 from flodl.config.builder import local_cluster
@@ -110,15 +109,19 @@ def test_nobody_looks_for_a_host_that_is_not_wanted_any_more(tmp_path: Path) -> 
     assert search.run() == ["host_sought"]
 
 
-def test_managed_host_is_neither_started_nor_looked_for(tmp_path: Path) -> None:
-    search = Search(tmp_path, [])
-    (host,) = search.roster._spec.hosts
-    managed = replace(host, kind=HostKind.MANAGED)
-    search.roster._spec = replace(search.roster._spec, hosts=(managed,))
-    asyncio.run(search.roster.bring_up(managed))
-    assert search.run() == []
-
-
 def test_session_of_the_lost_daemon_is_let_go_whatever_state_it_is_in(tmp_path: Path) -> None:
     search = Search(tmp_path, ["", ""])
     assert search.run() == search.run()[:1] == ["host_sought"]
+
+
+def test_managed_host_is_waited_for_and_never_started_or_sought(tmp_path: Path) -> None:
+    search = Search(tmp_path, [])
+    (known,) = search.roster._spec.hosts
+    host = dataclasses.replace(known, kind=HostKind.MANAGED)
+    search.roster._spec = dataclasses.replace(search.roster._spec, hosts=(host,))
+
+    asyncio.run(search.roster.bring_up(host))
+
+    assert [(note.event, note.fields) for note in search.notes] == [("host_awaited", {"host": "localhost"})]
+    assert search.run() == ["host_awaited"]
+    assert search.pauses == []

@@ -183,7 +183,7 @@ def test_held_window_waits_for_a_person_and_says_so_once() -> None:
     cohort.post(StartAsked("fdl start"))
     assert cohort.core.phase is Phase.STAGING
     assert cohort.records("start_requested") == ["fdl start starts the run"]
-    assert cohort.core.start_refusal() == "the run is staging: it has started already"
+    assert cohort.core.start_refusal() == "the run is staging: it does not wait to be started"
 
 
 def test_start_that_cannot_be_is_noted_and_changes_nothing() -> None:
@@ -346,6 +346,19 @@ def test_cohort_that_disagrees_is_refused_as_usage() -> None:
     assert ending_of(cohort) == ("failed", 2)
     assert cohort.outcome is not None
     assert "rank 0 on a and rank 2 on b do not agree on: layers (0 against 1)" in cohort.outcome.message
+
+
+def test_host_behind_a_tunnel_is_refused_by_name_in_a_collective_mode() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC)
+    cohort.say(hello("a"), "a")
+    cohort.say(replace(hello("b", 2), tunnelled=True), "b")
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {})))
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    assert ending_of(cohort) == ("failed", 2)
+    assert cohort.outcome is not None
+    assert "the tunnel of b leads to the controller only" in cohort.outcome.message
+    assert cohort.sent(FormGroup) == []
 
 
 def test_second_report_of_a_rank_changes_nothing() -> None:
