@@ -120,6 +120,7 @@ def site(machine: Systemd, fdl: Fdl) -> Iterator[Site]:
 
 
 # --------------------------------------------------------------------------------------------------------- one machine
+@pytest.mark.long
 def test_unit_serves_runs_outlives_a_controller_and_leaves_in_order_with_a_checkpoint(
     site: Site, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def assert_nothing_leaks(site: Site) -> None:
     assert secret not in site.journal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["main", "daemon"])
 def test_unit_comes_back_after_a_kill_and_after_a_loop_that_stands_still(site: Site, victim: str) -> None:
     machine = site.machine
@@ -236,14 +238,14 @@ def exposure(analyze: Callable[..., str], path: Path) -> float:
 
 
 def test_units_are_clean_and_the_system_one_is_less_exposed(
-    analyze: Callable[..., str], tmp_path: Path, figures: dict[str, float]
+    analyze: Callable[..., str], tmp_path: Path, figures: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for scope in Scope:
         path = tmp_path / scope / UNIT
         path.parent.mkdir()
         path.write_text(units.unit(scope, sys.executable, "root"))
-        if scope is Scope.SYSTEM:
-            assert analyze("verify", path) == ""
+        assert analyze(f"--{scope}", "verify", path) == ""
     plain = tmp_path / "plain.service"
     plain.write_text(PLAIN)
     figures["plain"], figures["shipped"] = exposure(analyze, plain), exposure(analyze, ROOT / "systemd" / UNIT)
