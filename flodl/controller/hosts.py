@@ -5,16 +5,20 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flodl.core.actions import Record, Severity
 from flodl.core.events import HostFailed, JobEvent
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.local import start_local
-from flodl.launch.plan import HostKind, HostPlan, RunSpec, bootstrap_for
+from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode, bootstrap_for
+from flodl.launch.rundir import RunDir
 from flodl.launch.running import RunningDaemon
 from flodl.wire.handshake import derive_host_secret
+
+if TYPE_CHECKING:
+    from flodl.launch.ssh_login import Login
 
 JOIN_S: Final = 90.0
 """From a daemon's start to its hello: it looks for us for 60 s."""
@@ -45,13 +49,15 @@ class Roster:
         logs: Path,
         post: Callable[[JobEvent], None],
         note: Callable[[Record], None],
+        tunnel_port: int = 0,
     ) -> None:
         """``token`` is the run's, from which each host's secret is derived; ``controllers`` are addresses that hosts
         dial, where they are known beforehand; ``here`` reaches us on this machine; ``logs`` is the folder of the hosts'
-        logs; ``note`` keeps what people shall see.
+        logs; ``note`` keeps what people shall see; ``tunnel_port`` on loopback is where tunnels lead, 0 where there is
+        none.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
-        self._here, self._note = here, note
+        self._here, self._tunnel_port, self._note = here, tunnel_port, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
@@ -162,9 +168,22 @@ class Roster:
 
         if self._logins is None:
             self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
-        return await start_host(
-            host, bootstrap, log_path, self._logins, self._spec.port, partial(self._warn, host.name)
-        )
+        warn = partial(self._warn, host.name)
+        prepare = None if self._spec.sync.mode is SyncMode.OFF else partial(self._bring_project, host)
+        port = self._tunnel_port if host.tunnel else self._spec.port
+        return await start_host(host, bootstrap, log_path, self._logins, port, warn, prepare)
+
+    async def _bring_project(self, host: HostPlan, login: "Login") -> None:
+        """The launch has done it where the host was there; one that comes late, or again, may need it."""
+        from flodl.launch.sync.host import bring
+        from flodl.launch.sync.project import Telling, project_of
+
+        project = await asyncio.to_thread(project_of, RunDir(self._logs.parent), self._spec)
+
+        def say(text: str) -> None:
+            self._note(Record("sync", Severity.INFO, f"{host.name}: {text}", {"host": host.name}))
+
+        await bring(login, host, project, Telling(say, lambda _done, _whole: None))
 
     def _warn(self, host: HostName, warning: str) -> None:
         self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))

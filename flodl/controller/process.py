@@ -17,6 +17,7 @@ from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address, is_unspecified
+from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
 from flodl.controller.head import HeadProcess, PromotedHead
@@ -29,6 +30,7 @@ from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
+from flodl.core.plain import PlainCore, PlainSettings
 from flodl.core.view import snapshot
 from flodl.core.window import JoinSettings
 from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolError
@@ -46,6 +48,7 @@ from flodl.messages import (
     LeaveWanted,
     LogChunk,
     Message,
+    PortPicked,
     SendState,
     StopHost,
     StopWanted,
@@ -60,7 +63,7 @@ from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.driver import Driver
 from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
-from flodl.runtime.ports import listen
+from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Peer, Role, derive_read_token
 
@@ -90,22 +93,29 @@ async def serve(run: RunDir) -> None:
     token = run.read_token()
     sockets = listening.inherited(os.environ) or listen(spec.bind_host, spec.port)
     security = security_of(spec.tls, _addresses(sockets))
-    await Controller(run, spec, token, sockets, security).run()
+    await Controller(run, spec, token, sockets, security, tunnels.open_port(spec)).run()
 
 
 class Controller:
     """One run's controller; see the module docstring."""
 
     def __init__(
-        self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket], security: Security
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        token: bytes,
+        sockets: list[socket.socket],
+        security: Security,
+        tunnel_sockets: list[socket.socket],
     ) -> None:
         self._run, self._spec, self._token, self._sockets, self._security = run, spec, token, sockets, security
+        self._tunnel_sockets = tunnel_sockets
         join_file = spec.join.token_file
         self._join_token = read_token_file(Path(join_file)) if join_file else None
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
-        self._core = JobCore(_job_settings(spec), self._clock.now_s())
+        self._core = _core(spec, self._clock.now_s())
         self._driver: Driver[ev.JobEvent, act.JobAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
@@ -134,12 +144,9 @@ class Controller:
             run.logs,
             self._driver.post,
             self._events.add,
+            port_of(tunnel_sockets) if tunnel_sockets else 0,
         )
-        self._head: HeadProcess | PromotedHead = (
-            HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
-            if spec.spawns_head
-            else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
-        )
+        self._head = self._new_head(self._core, format_address(host, self._port))
         self._desk = ClientDesk(self._core, spec)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
@@ -167,23 +174,28 @@ class Controller:
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
         run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
+        inner = tunnels.without_http(handlers)
+        tunnel_mux = PortMux(self._tunnel_sockets, run, inner, self._clock, self._security)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 services = [
                     tasks.create_task(mux.serve(), name="port"),
+                    tasks.create_task(tunnel_mux.serve(), name="tunnels"),
                     tasks.create_task(self._expire_rendezvous(), name="rendezvous"),
                     tasks.create_task(self._write_state(), name="state"),
                 ]
                 self._announce()
                 services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
-                services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                if self._head is not None:
+                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
                     service.cancel()
         finally:
-            await self._head.kill()
+            if self._head is not None:
+                await self._head.kill()
             await self._roster.close()
             self._bulk.close()
             await asyncio.to_thread(self._saves.close)
@@ -191,7 +203,7 @@ class Controller:
             self._logs.close()
             for arrived in self._arrived.values():
                 arrived.discard()
-            for sock in self._sockets:
+            for sock in (*self._sockets, *self._tunnel_sockets):
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
@@ -225,6 +237,14 @@ class Controller:
             asked = ev.StopAsked(number.name, False, process_exit_code(0, number))
             loop.add_signal_handler(number, self._driver.post, asked)
         loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the run goes on")
+
+    def _new_head(self, core: JobCore | PlainCore, address: str) -> HeadProcess | PromotedHead | None:
+        """``address`` reaches us on this machine. A plain run has no head."""
+        if isinstance(core, PlainCore):
+            return None
+        if self._spec.spawns_head:
+            return HeadProcess(self._spec, address, self._run.token_path, self._logs)
+        return PromotedHead(os.getppid(), lambda: core.is_head_told)
 
     def _view(self) -> View:
         names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
@@ -272,6 +292,8 @@ class Controller:
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
+        for rank in self._core.membership.on_host(host):
+            self._logs.rebase(rank)
         reason = "closed"
         try:
             await self._driver.put(ev.HostSaid(host, hello))
@@ -293,7 +315,9 @@ class Controller:
         match message:
             case HostHello() | AskBootstrap():
                 raise RemoteProtocolError(f"host {host} said {type(message).__name__} in the middle of its talk")
-            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) if speaker != host:
+            case (
+                Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) | PortPicked(speaker)
+            ) if speaker != host:
                 raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:
@@ -310,15 +334,16 @@ class Controller:
         self._bulk.drop(host)
 
     async def _serve_head(self, stream: FramedStream) -> None:
-        if self._head_stream is not None:
-            raise RemoteProtocolError("a second head: this run has one already")
+        head = self._head
+        if head is None or self._head_stream is not None:
+            raise RemoteProtocolError("a second head: this run has one already" if head else "a head of a plain run")
         self._head_stream = stream
         try:
             while True:
                 await self._driver.put(ev.HeadSaid(await stream.receive()))  # type: ignore[arg-type]  # FromHead
         except (PeerLost, ProtocolError) as error:
             _log.info("%s", error)
-            self._head.disconnected()
+            head.disconnected()
         finally:
             self._head_stream = None
 
@@ -376,9 +401,11 @@ class Controller:
             case act.SendBundle(transfer, hosts):
                 self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
-                self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
+                if self._head is not None:
+                    self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
             case act.WatchHead(grace_s):
-                self._spawn(self._head.watch(grace_s, self._note_frozen_head))
+                if self._head is not None:
+                    self._spawn(self._head.watch(grace_s, self._note_frozen_head))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):
@@ -491,7 +518,7 @@ class Controller:
         return dict(strict({**named, "outcome": outcome}))
 
     def _view_of_head(self) -> dict[str, Any] | None:
-        script = self._head.script
+        script = None if self._head is None else self._head.script
         if script is None:
             return None
         state = "frozen" if script.is_frozen else "alive" if script.is_alive else "gone"
@@ -542,20 +569,24 @@ def _addresses(sockets: list[socket.socket]) -> list[str]:
     return [str(sock.getsockname()[0]) for sock in sockets]
 
 
-def _job_settings(spec: RunSpec) -> JobSettings:
-    join, live = spec.join, spec.liveness
-    roster = tuple(host.name for host in spec.hosts)
-    return JobSettings(
-        JoinSettings(
-            roster,
-            join.min_rank_start,
-            join.target_ranks,
-            {host.name: host.ranks for host in spec.hosts if host.ranks},
-            join.join_timeout_s,
-            join.max_join_timeout_s,
-            join.elastic,
-        ),
-        LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
-        has_head=True,
-        stop_grace_s=spec.stop_timeout_s,
+def _core(spec: RunSpec, opened_s: float) -> JobCore | PlainCore:
+    live = spec.liveness
+    liveness = LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s)
+    if spec.plain is not None:
+        restarts = spec.plain.max_restarts
+        return PlainCore(PlainSettings(_join_settings(spec), liveness, restarts, spec.stop_timeout_s), opened_s)
+    settings = JobSettings(_join_settings(spec), liveness, has_head=True, stop_grace_s=spec.stop_timeout_s)
+    return JobCore(settings, opened_s)
+
+
+def _join_settings(spec: RunSpec) -> JoinSettings:
+    join = spec.join
+    return JoinSettings(
+        tuple(host.name for host in spec.hosts),
+        join.min_rank_start,
+        join.target_ranks,
+        {host.name: host.ranks for host in spec.hosts if host.ranks},
+        join.join_timeout_s,
+        join.max_join_timeout_s,
+        join.elastic,
     )

@@ -32,7 +32,7 @@ from flodl.launch.control import read_bootstrap
 from flodl.launch.devices import offered
 from flodl.launch.join import BOUND_GRACE_S, SIGNALS, own_folder
 from flodl.launch.local import LocalDaemon, start_local
-from flodl.launch.plan import HostKind, HostPlan
+from flodl.launch.plan import HostKind, HostPlan, SshSpec
 from flodl.launch.running import DaemonEnded
 from flodl.launch.stay import Pulse, pause_s
 from flodl.launch.terminal import Terminal
@@ -56,7 +56,8 @@ UNWATCHED_S: Final = 30.0
 class KeeperRequest:
     """``address`` and ``port`` are the controller's, seen from here; ``secret`` is the host's join secret. ``devices``
     are words as in the cluster file and ``project`` this machine's copy of the project; empty takes what the run's
-    roster says, else every GPU, else one CPU rank, and the folder in which this was started.
+    roster says, else every GPU, else one CPU rank, and the folder in which this was started. With ``ssh`` the address
+    is one of the machine to which it logs in.
     """
 
     address: str
@@ -66,6 +67,7 @@ class KeeperRequest:
     devices: tuple[str, ...] = ()
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    ssh: SshSpec | None = None
 
 
 def keep(request: KeeperRequest, service: Service) -> int:
@@ -78,7 +80,18 @@ def keep(request: KeeperRequest, service: Service) -> int:
         ConfigError: what no waiting cures: a device that is not there, another token than the controller's.
     """
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where it stood
-    return asyncio.run(_Keeper(request, service).live())
+    return asyncio.run(_live(request, service))
+
+
+async def _live(request: KeeperRequest, service: Service) -> int:
+    if request.ssh is None:
+        return await _Keeper(request, service).live()
+    from flodl.launch.forward import LOOPBACK, kept_open  # asyncssh takes 0.3 s to import
+
+    near_tls = request.tls.through(request.address)
+    async with kept_open(request.ssh, request.address, request.port, Terminal().say) as port:
+        near = dataclasses.replace(request, address=LOOPBACK, port=port, tls=near_tls)
+        return await _Keeper(near, service).live()
 
 
 class _Keeper:
@@ -216,6 +229,7 @@ class _Keeper:
             cwd=folder,
             python=python,
             tls=request.tls,
+            tunnelled=request.ssh is not None,
         )
         return HostPlan(request.host, HostKind.LOCAL, devices, python, folder, given.script), bootstrap
 

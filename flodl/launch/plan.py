@@ -44,6 +44,9 @@ class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
     ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    So many seconds, ``patience_s``, the session bears at least without a sign of life unless the user's own options say
+    otherwise. ``reopens``: it is opened anew when it breaks, perhaps after a logout, so that keys in files are tried
+    before those of an agent.
     """
 
     target: str
@@ -52,6 +55,8 @@ class SshSpec:
     identity_file: str | None = None
     proxy_jump: str | None = None
     options: tuple[str, ...] = ()
+    patience_s: float = 0.0
+    reopens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +65,9 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts.
+    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
+    reaches the controller through the ssh session that starts it. ``project`` is the project's folder there, ``cwd`` or
+    above it.
     """
 
     name: str
@@ -72,6 +79,25 @@ class HostPlan:
     ranks: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
+    tunnel: bool = False
+    project: str = ""
+
+
+class SyncMode(StrEnum):
+    """How the project gets to the hosts that are reached by ssh: it is there already, or it is copied."""
+
+    OFF = "off"
+    RSYNC = "rsync"
+    SFTP = "sftp"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """``exclude`` are patterns of what is not copied; ``limit_gb`` bounds what may be (``tree.over_limit``)."""
+
+    mode: SyncMode = SyncMode.OFF
+    exclude: tuple[str, ...] = ()
+    limit_gb: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +116,15 @@ class JoinPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """A run whose script trains by itself, as under torchrun: no engine, no head. So often all ranks are started anew
+    after a failure, ``max_restarts``.
+    """
+
+    max_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     """Everything about one run that is decided before it starts; holds no secret. This is ``run.json``.
 
@@ -97,7 +132,8 @@ class RunSpec:
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
-    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``.
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
+    engine.
     """
 
     schema: int
@@ -120,6 +156,8 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    plain: PlainPlan | None = None
+    sync: SyncSettings = SyncSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +179,7 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
     join_token_file: str = ""
     own_join_token_file: str = ""
 
@@ -152,7 +191,8 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
     launch happens below the project folder here, else in the project folder itself.
 
     Raises:
-        ConfigError: no script, an ssh option that cannot be honoured, or a managed worker without a join token.
+        ConfigError: no script, an ssh option that cannot be honoured, a tunnel to this machine, or a managed worker
+            without a join token.
     """
     if not request.script or request.script == ("-m",):
         raise ConfigError("no script to launch; try: fdl launch train.py")
@@ -191,6 +231,8 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        plain=request.plain,
+        sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )
 
 
@@ -217,6 +259,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, secret: str, controllers: tuple
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
         tls=spec.tls,
+        tunnelled=host.tunnel,
     )
 
 
@@ -267,21 +310,32 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"tls         {_TLS_WORDS[spec.tls]}",
         f"directory   {run_dir}",
         f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
-        f"head        {shlex.join([spec.python, *spec.script])}",
-        f"  in        {spec.cwd}",
-        f"  env       {_keys(spec.env)}",
+        *_describe_head(spec),
     ]
     if spec.join.token_file:
         lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
+        way = f"{host.kind}, tunnel" if host.tunnel else host.kind
+        is_copied = spec.sync.mode is not SyncMode.OFF and host.kind is HostKind.SSH
         lines += [
-            f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
+            f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
+            *([f"  copied    by {spec.sync.mode} to {host.project}"] if is_copied else []),
             *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
             f"  env       {_keys({**spec.env, **host.env})}",
         ]
     return lines
+
+
+def _describe_head(spec: RunSpec) -> list[str]:
+    if spec.plain is not None:
+        return [f"plain       no head, no engine; max_restarts: {spec.plain.max_restarts}"]
+    return [
+        f"head        {shlex.join([spec.python, *spec.script])}",
+        f"  in        {spec.cwd}",
+        f"  env       {_keys(spec.env)}",
+    ]
 
 
 def _start_lines(host: HostPlan) -> list[str]:
@@ -314,7 +368,11 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
-    ssh = None if is_local or is_managed else _ssh(worker)
+    if is_local and worker.tunnel:
+        raise ConfigError(
+            f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
+        )
+    ssh = None if is_local or is_managed else _ssh(worker, spec.liveness.dead_s)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
@@ -328,14 +386,17 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
+        tunnel=worker.tunnel,
+        project=folder,
     )
 
 
-def _ssh(worker: "WorkerSpec") -> SshSpec:
-    ssh = worker.ssh
-    if ssh is None:
-        return SshSpec(worker.host)
-    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+def _ssh(worker: "WorkerSpec", dead_s: float) -> SshSpec:
+    ssh, target = worker.ssh, worker.ssh_target
+    spec = SshSpec(target)
+    if ssh is not None:
+        spec = SshSpec(target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+    return replace(spec, patience_s=dead_s, reopens=True) if worker.tunnel else spec
 
 
 def _host_env(worker: "WorkerSpec") -> dict[str, str]:

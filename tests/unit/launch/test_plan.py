@@ -70,6 +70,32 @@ def test_other_hosts_get_their_own_folder_and_the_login_shells_interpreter() -> 
     assert host.ssh.target == "node-b"
 
 
+def test_tunnel_is_planned_told_to_the_daemon_and_shown() -> None:
+    worker = REMOTE.model_copy(update={"tunnel": True})
+    spec = plan(cluster(worker, model.WorkerSpec(host="node-c")), request())
+    through, direct = spec.hosts
+    assert (through.tunnel, direct.tunnel) == (True, False)
+    assert [bootstrap_for(spec, host, "", ()).tunnelled for host in spec.hosts] == [True, False]
+    assert through.ssh is not None
+    assert direct.ssh is not None
+    assert (through.ssh.patience_s, through.ssh.reopens) == (30.0, True)
+    assert (direct.ssh.patience_s, direct.ssh.reopens) == (0.0, False)
+    assert "host        node-b (ssh, tunnel), devices: cpu cpu" in describe(spec, "/runs/x")
+
+
+def test_session_of_a_tunnel_bears_silence_as_long_as_its_host_may_be_silent() -> None:
+    worker = REMOTE.model_copy(update={"tunnel": True, "ssh": model.SshSpec(user="u")})
+    spec = cluster(worker).model_copy(update={"liveness": model.LivenessSpec(dead_s=77.0)})
+    (host,) = plan(spec, request()).hosts
+    assert host.ssh is not None
+    assert (host.ssh.user, host.ssh.patience_s) == ("u", 77.0)
+
+
+def test_tunnel_to_this_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="worker localhost is this machine: there is no ssh session for its `tunnel`"):
+        plan(cluster(model.WorkerSpec(host="localhost", tunnel=True)), request())
+
+
 def test_launch_below_the_project_runs_below_it_everywhere() -> None:
     spec = plan(cluster(REMOTE, path="/home/me/proj"), request(cwd="/home/me/proj/sub"))
     assert spec.cwd == "/home/me/proj/sub"
