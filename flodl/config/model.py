@@ -263,6 +263,8 @@ class JoinSpec(_Spec):
     """`auto` starts by the rules above, `manual` waits for `fdl start`, `hybrid` takes whichever comes first."""
     elastic: bool = True
     """Whether hosts may join or leave after the start."""
+    token_file: Folder | None = None
+    """File of the join token that walk-ins prove; None takes `join.token` in the state folder, if it is there."""
 
     @model_validator(mode="after")
     def _relations(self) -> Self:

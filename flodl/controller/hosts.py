@@ -49,13 +49,15 @@ class Roster:
         logs: Path,
         post: Callable[[JobEvent], None],
         note: Callable[[Record], None],
+        tunnel_port: int = 0,
     ) -> None:
         """``token`` is the run's, from which each host's secret is derived; ``controllers`` are addresses that hosts
         dial, where they are known beforehand; ``here`` reaches us on this machine; ``logs`` is the folder of the hosts'
-        logs; ``note`` keeps what people shall see.
+        logs; ``note`` keeps what people shall see; ``tunnel_port`` on loopback is where tunnels lead, 0 where there is
+        none.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
-        self._here, self._note = here, note
+        self._here, self._tunnel_port, self._note = here, tunnel_port, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._logins: asyncio.Semaphore | None = None
@@ -74,7 +76,13 @@ class Roster:
         await self._joined.setdefault(host, asyncio.Event()).wait()
 
     async def bring_up(self, host: HostPlan) -> None:
-        """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        """Start one host's daemon and see it join; a failure is an event, never an exception. A managed one comes by
+        itself, and the join window says how long it may take.
+        """
+        if host.kind is HostKind.MANAGED:
+            detail = f"{host.name} is waited for: its managed daemon dials in by itself"
+            self._note(Record("host_awaited", Severity.INFO, detail, {"host": host.name}))
+            return
         failed = await self._try(host)
         if failed is not None:
             self._post(failed)
@@ -83,10 +91,10 @@ class Roster:
         self, host: HostName, is_wanted: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """Look for a host that was lost, again and again with longer pauses, until its daemon has joined, ``is_wanted``
-        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once.
+        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once. A managed one dials by itself.
         """
         plan = next(plan for plan in self._spec.hosts if plan.name == host)
-        if host in self._searching:
+        if host in self._searching or plan.kind is HostKind.MANAGED:
             return
         self._searching.add(host)
         try:
@@ -162,7 +170,8 @@ class Roster:
             self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
         warn = partial(self._warn, host.name)
         prepare = None if self._spec.sync.mode is SyncMode.OFF else partial(self._bring_project, host)
-        return await start_host(host, bootstrap, log_path, self._logins, self._spec.port, warn, prepare)
+        port = self._tunnel_port if host.tunnel else self._spec.port
+        return await start_host(host, bootstrap, log_path, self._logins, port, warn, prepare)
 
     async def _bring_project(self, host: HostPlan, login: "Login") -> None:
         """The launch has done it where the host was there; one that comes late, or again, may need it."""

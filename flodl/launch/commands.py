@@ -35,12 +35,14 @@ _LOGIN_SHELL: Final = (
 )
 
 
-def daemon_argv(python: str, bound_grace_s: float | None = None) -> list[str]:
+def daemon_argv(python: str, bound_grace_s: float | None = None, pulse_fd: int = -1) -> list[str]:
     """The daemon under its warden, on this machine. With ``bound_grace_s`` it lives no longer than whoever holds the
-    other end of its standard input: it is told to end then, and killed so many seconds later.
+    other end of its standard input: it is told to end then, and killed so many seconds later. With ``pulse_fd``, a
+    descriptor that it inherits, it writes a byte there for each of its beats.
     """
+    pulse = [] if pulse_fd < 0 else ["--pulse-fd", str(pulse_fd)]
     bound = [] if bound_grace_s is None else ["--parent-fd", "0", "--grace", f"{bound_grace_s:g}"]
-    return [python, *WARDEN, *bound, "--", python, *DAEMON]
+    return [python, *WARDEN, *bound, "--", python, *DAEMON, *pulse]
 
 
 def controller_argv(python: str, run_dir: str) -> list[str]:

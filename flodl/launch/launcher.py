@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Final
 from flodl.core.actions import Outcome
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
-from flodl.launch import listening, preflight, rundir
+from flodl.launch import join_token, listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
-from flodl.launch.plan import LaunchRequest, RunSpec, SyncMode, describe, plan
+from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, SyncMode, describe, plan
 from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
@@ -48,6 +48,7 @@ class LaunchOptions:
     preflight: bool = True
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
 
 
 @dataclass(slots=True)
@@ -88,6 +89,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         return 0
     preflight.check_script(spec)
     preflight.check_interpreter(spec)
+    preflight.check_join_token(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
         for strain in preflight.strains_here(spec):
@@ -140,6 +142,9 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        plain=options.plain,
+        join_token_file=join_token.named(os.environ),
+        own_join_token_file=join_token.own_if_there(),
     )
 
 

@@ -37,6 +37,7 @@ class SshSite:
     noise_stderr: bytes = b""
     connections: int = 0
     drop_first: int = 0
+    forwards: bool = True
     has_sftp: bool = True
     commands: list[str] = field(default_factory=list)
     host_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
@@ -77,6 +78,9 @@ class SshSite:
 
             def connection_requested(self, *_: object) -> bool:
                 return True
+
+            def server_requested(self, *_: object) -> bool:
+                return site.forwards
 
         server = await asyncssh.create_server(
             Server,
