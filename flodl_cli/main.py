@@ -17,6 +17,7 @@ COMMANDS: Final = {
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
     "launch": "train a script on this machine or on a cluster",
+    "probe": "check whether this machine and the hosts are ready for a run",
     "status": "show a run's phase, hosts, ranks, rates and shares",
     "stop": "end a run in order, or at once",
     "tail": "show the logs of a run's ranks, wherever they run",

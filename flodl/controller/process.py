@@ -15,7 +15,7 @@ from collections.abc import Coroutine
 from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
-from flodl.config.address import format_address, is_unspecified
+from flodl.config.address import format_address
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
 from flodl.controller.head import HeadProcess, PromotedHead
@@ -123,7 +123,7 @@ class Controller:
         self._roster = Roster(
             spec,
             token,
-            self._dial_candidates(),
+            listening.announced(spec.advertise, sockets[0]),
             format_address(host, self._port),
             run.logs,
             self._driver.post,
@@ -170,7 +170,7 @@ class Controller:
                     tasks.create_task(self._write_state(), name="state"),
                 ]
                 self._announce()
-                services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
+                services.append(tasks.create_task(self._roster.bring_up_all(), name="roster"))
                 services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
                 await self._driver.run()
                 await self._finish()
@@ -189,13 +189,6 @@ class Controller:
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
-    def _dial_candidates(self) -> tuple[str, ...]:
-        """What daemons dial: the configured address verbatim, else ours where we are bound to one."""
-        if self._spec.advertise:
-            return (format_address(self._spec.advertise, self._port),)
-        bound = self._sockets[0].getsockname()[0]
-        return () if is_unspecified(bound) else (format_address(bound, self._port),)
-
     def _announce(self) -> None:
         started = process_started(os.getpid())
         assert started is not None

@@ -66,7 +66,7 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
 
     Raises:
         ConfigError: the plan is impossible, or the script is not there.
-        PreflightError: the port is taken, or the state folder cannot be written.
+        PreflightError: the port is taken, or the state folder cannot be written or is full.
         HostUnreachable: names of hosts do not resolve.
         FlodlError: the controller did not start; its own words are in the message.
     """
@@ -85,8 +85,8 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     preflight.check_interpreter(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
-        for strain in preflight.strains_here(spec):
-            terminal.say(f"fdl: warning: {strain}")
+        for warning in preflight.check_here():
+            terminal.say(f"fdl: warning: {warning}")
     started = start_controller(spec)
     if options.detach:
         terminal.result(spec.run_id)
@@ -114,6 +114,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        preflight=options.preflight,
     )
 
 

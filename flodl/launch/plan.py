@@ -95,7 +95,8 @@ class RunSpec:
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
-    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``.
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``preflight``: hosts are looked at
+    before their daemons start.
     """
 
     schema: int
@@ -118,6 +119,7 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    preflight: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,11 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    preflight: bool = True
+
+
+NO_SCRIPT: Final = "-"
+"""Stands for the script where hosts are only looked at."""
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -184,6 +191,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        preflight=request.preflight,
     )
 
 

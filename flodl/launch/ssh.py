@@ -70,6 +70,7 @@ async def start_host(
     logins: asyncio.Semaphore,
     port: int,
     warn: Callable[[str], None],
+    login: Login | None = None,
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
 
@@ -81,6 +82,7 @@ async def start_host(
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
         port: the controller's.
         warn: told of what the user's own options weaken, as soon as the login stands.
+        login: a session that is open already; it is this function's from now on.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
@@ -88,12 +90,13 @@ async def start_host(
     """
     assert host.ssh is not None
     log = HostLog(log_path)
-    async with logins:
-        login = await log_in(host.ssh, host.name)
+    if login is None:
+        async with logins:
+            login = await log_in(host.ssh, host.name)
     for warning in login.warnings:
         warn(warning)
     try:
-        controllers = _controllers(host, bootstrap.controllers, login, port)
+        controllers = dial_candidates(host, bootstrap.controllers, login, port)
         return await _start(host, dataclasses.replace(bootstrap, controllers=controllers), login, log)
     except BaseException:
         await login.close()
@@ -160,9 +163,12 @@ def _exit_code(process: "asyncssh.SSHClientProcess[bytes]") -> int | None:
     return None if code is None else code if code >= 0 else 128 - code
 
 
-def _controllers(host: HostPlan, configured: tuple[str, ...], login: Login, port: int) -> tuple[str, ...]:
-    """The configured addresses verbatim, then the address by which this machine reached the host: never a loopback
-    one for a host that is elsewhere.
+def dial_candidates(host: HostPlan, configured: tuple[str, ...], login: Login, port: int) -> tuple[str, ...]:
+    """Where the host's daemon dials the controller: the configured addresses verbatim, then the address by which this
+    machine reached the host; never a loopback one for a host that is elsewhere.
+
+    Raises:
+        HostUnreachable: stage join: nothing is left.
     """
     found = (format_address(login.local_address, port),) if login.local_address else ()
     candidates = tuple(dict.fromkeys((*configured, *found)))
