@@ -1,10 +1,11 @@
 """Hosts on one machine: network namespaces on a bridge of their own, each with its own name and sshd. Needs root.
 
-Names, interfaces and subnet come from this process's id, so that two labs never meet. ``Lab`` is a context manager;
-it takes everything down again, and ends whatever still runs on its hosts.
+Names, interfaces and subnet come from this process's id and a count, so that two labs never meet. ``Lab`` is a context
+manager; it takes everything down again, and ends whatever still runs on its hosts.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ from typing import Final, Self
 
 import psutil
 import yaml
+
+_SERIALS: Final = itertools.count()
 
 START_S: Final = 10.0
 POLL_S: Final = 0.02
@@ -58,11 +61,12 @@ class Lab:
 
     def __init__(self, folder: Path, count: int) -> None:
         self._folder = folder
-        me = os.getpid() % 0x100000
-        self._bridge = f"flb{me:x}"
-        self._net = f"10.{96 + me % 96}.{me // 96 % 256}"
+        me, serial = os.getpid() % 0x100000, next(_SERIALS)
+        self._bridge = f"flb{me:x}{serial}"
+        self._net = f"10.{96 + me % 96}.{(me // 96 + 128 * serial) % 256}"
         self.address = f"{self._net}.1"
-        self.hosts = [Host(f"flh{me:x}{chr(97 + index)}", f"{self._net}.{11 + index}") for index in range(count)]
+        names = [f"flh{me:x}{serial}{chr(97 + index)}" for index in range(count)]
+        self.hosts = [Host(name, f"{self._net}.{11 + index}") for index, name in enumerate(names)]
 
     # ---------------------------------------------------------------------------------------------------- up and down
     @staticmethod
@@ -181,6 +185,22 @@ class Lab:
     def heal(self, host: Host) -> None:
         """Put the cable back."""
         _run("ip", "-n", host.name, "link", "set", "e0", "up")
+
+    def run_on(self, host: Host, *command: str) -> None:
+        """Run a command where the host's own mounts are."""
+        assert host.sshd is not None
+        _run("nsenter", "--mount", "--target", str(host.sshd.pid), *command)
+
+    def isolate(self, *hosts: Host, is_isolated: bool = True) -> None:
+        """Let these hosts reach this machine, and nobody of each other."""
+        for host in hosts:
+            _run(
+                "ip", "link", "set", f"v{host.name}", "type", "bridge_slave", "isolated", "on" if is_isolated else "off"
+            )
+
+    def logins(self, host: Host) -> int:
+        """How often somebody has logged in there."""
+        return (self._folder / f"{host.name}.log").read_text().count("Accepted publickey")
 
     def hang_up(self, host: Host) -> None:
         """End the host's ssh sessions: where the other end closed them while the cable was out, it says so again only

@@ -127,7 +127,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "missing_modules": _missing(request["modules"], folder, request["script"]),
             "runs": _runs(request["own_run"]),
             "driver": _first_line("/proc/driver/nvidia/version"),
-            "has_kfd": os.path.exists("/dev/kfd"),
+            "amd": "/dev/kfd" if os.path.exists("/dev/kfd") else shutil.which("rocm-smi") or "",
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
             "places": [each.result() for each in places],
             "smi": smi.result() if smi else None,

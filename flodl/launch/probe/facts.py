@@ -89,7 +89,8 @@ class RunSeen:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One host. ``limits`` are soft ones, -1 without a limit; ``visible`` is CUDA_VISIBLE_DEVICES there, None where it
-    is not set; ``torch``, ``smi`` and ``torch_import`` are None where there is none or nobody asked.
+    is not set; ``amd`` is what tells of an AMD GPU; ``torch``, ``smi`` and ``torch_import`` are None where there is
+    none or nobody asked.
     """
 
     hostname: str
@@ -108,7 +109,7 @@ class Facts:
     missing_modules: tuple[str, ...]
     runs: tuple[RunSeen, ...]
     driver: str
-    has_kfd: bool
+    amd: str
     visible: str | None
     places: tuple[Place, ...]
     smi: SmiAnswer | None

@@ -90,7 +90,7 @@ def device_kind(host: HostPlan, facts: Facts) -> str:
     has_gpus = facts.smi is not None and bool(facts.smi.query.strip())
     if asks_for_gpus(host.devices) and has_gpus:
         return "GPU"
-    return "AMD GPU, so CPU ranks" if facts.has_kfd and asks_for_gpus(host.devices) else "CPU ranks"
+    return "AMD GPU, so CPU ranks" if facts.amd and asks_for_gpus(host.devices) else "CPU ranks"
 
 
 # ------------------------------------------------------------------------------------------------- python and packages
@@ -144,7 +144,7 @@ def _load(host: HostPlan, facts: Facts) -> list[Finding]:
     found = [ok("cores", host.name, str(facts.cores)), ok("memory", host.name, size_words(facts.memory_bytes))]
     if ranks > facts.cores:
         words = f"{ranks} CPU ranks share {facts.cores} core(s): more ranks than cores train no faster"
-        remedy = "fewer, unless it is only to try something out"
+        remedy = "fewer ranks, unless it is only to try something out"
         found[0] = Finding("cores", host.name, Level.WARN, words, "", remedy)
     if 0 < facts.memory_bytes < need:
         words = (

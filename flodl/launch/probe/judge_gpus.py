@@ -58,8 +58,8 @@ def _probe(host: str, facts: Facts) -> GpuProbe:
 def _explained(facts: Facts) -> str:
     """Why a machine that seems to have a GPU offers none, and what helps; empty where nothing is known."""
     reason = facts.smi.reason if facts.smi else ""
-    if facts.has_kfd:
-        return "its GPU is AMD's (/dev/kfd), and flodl trains on NVIDIA's GPUs and on CPUs: `local_devices: [cpu]`"
+    if facts.amd:
+        return f"its GPU is AMD's ({facts.amd}), and flodl trains on NVIDIA's GPUs and on CPUs: `local_devices: [cpu]`"
     if facts.driver and "not on PATH" in reason:
         return "the NVIDIA driver is loaded there, nvidia-smi is not on PATH: install nvidia-utils, or extend PATH"
     if facts.driver and reason:
