@@ -83,7 +83,7 @@ class Roster:
                 if host.name in barred:
                     self._post(barred[host.name])
                 else:
-                    tasks.create_task(self._bring_up(host))
+                    tasks.create_task(self.bring_up(host))
 
     async def _preflight(self) -> dict[HostName, HostFailed]:
         """Which hosts cannot take part, and why. ssh sessions stay open for the daemons."""
@@ -100,7 +100,8 @@ class Roster:
         _log.info("preflight took %.2f s", found.duration_s)
         return {host.name: failed for host in self._spec.hosts if (failed := exclusion(found, host.name))}
 
-    async def _bring_up(self, host: HostPlan) -> None:
+    async def bring_up(self, host: HostPlan) -> None:
+        """Start one host's daemon and see it join; a failure is an event, never an exception."""
         failed = await self._try(host)
         if failed is not None:
             self._post(failed)

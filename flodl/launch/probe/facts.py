@@ -177,6 +177,11 @@ class AnswerScanner:
         self._buffer = b""
         self._noise_left_bytes = MAX_NOISE_BYTES
 
+    @property
+    def said(self) -> bytes:
+        """The end of what was printed and is no answer, for whoever looks for the reason."""
+        return (self.noise + self._buffer)[-KEPT_NOISE_BYTES:]
+
     def feed(self, data: bytes) -> list[bytes]:
         """The bodies of the answers that are complete now.
 

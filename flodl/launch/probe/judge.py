@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from flodl.config.gpus import parse_query
 from flodl.errors import HostUnreachable
 from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostPlan
@@ -87,7 +88,7 @@ def judge_together(facts: Mapping[str, tuple[HostPlan, Facts]], findings: Sequen
 
 def device_kind(host: HostPlan, facts: Facts) -> str:
     """What its ranks train on, in a word: GPU, CPU ranks, or an AMD GPU that nobody uses."""
-    has_gpus = facts.smi is not None and bool(facts.smi.query.strip())
+    has_gpus = facts.smi is not None and bool(parse_query(facts.smi.query))
     if asks_for_gpus(host.devices) and has_gpus:
         return "GPU"
     return "AMD GPU, so CPU ranks" if facts.amd and asks_for_gpus(host.devices) else "CPU ranks"

@@ -136,7 +136,7 @@ class Interview:
         return self._failed(f"its interpreter ended with code {code} before it answered")
 
     def _failed(self, reason: str, remedy: str = "", is_quoted: bool = True) -> HostUnreachable:
-        lines = self._scanner.noise.decode(errors="backslashreplace").splitlines()
+        lines = self._scanner.said.decode(errors="backslashreplace").splitlines()
         printable = ("".join(char if char.isprintable() else " " for char in line)[:300].strip() for line in lines)
         said = [line for line in printable if line][-QUOTED_LINES:]
         quoted = "; it said:\n" + "\n".join(said) if said and is_quoted else ""
