@@ -32,13 +32,13 @@ def report_text(found: Survey, hosts: Sequence[str], stream: TextIO) -> str:
 
 
 def _table(found: Survey, hosts: Sequence[str]) -> Table:
-    by_place = {(finding.check, finding.host): finding for finding in found.findings}
-    worst = {place: finding for place, finding in by_place.items() if finding.level is not Level.OK}
+    ranked = sorted(found.findings, key=lambda finding: list(Level).index(finding.level))
+    worst = {(finding.check, finding.host): finding for finding in ranked}
     made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for head in ("CHECK", *hosts):
         made.add_column(head, overflow="fold")
     for check in CHECKS:
-        cells = [worst.get((check, host)) or by_place.get((check, host)) for host in hosts]
+        cells = [worst.get((check, host)) for host in hosts]
         if any(cells):
             made.add_row(Text(check), *map(_cell, cells))
     return made
