@@ -59,6 +59,8 @@ class Roster:
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._doors = Doors(controllers, here, spec.port)
+        self.is_clear = asyncio.Event()
+        """Set once preflight keeps no host out."""
         self._searching: set[HostName] = set()
 
     def joined(self, host: HostName) -> None:
@@ -78,6 +80,8 @@ class Roster:
         event, never an exception.
         """
         barred = await self._preflight() if self._spec.preflight else {}
+        if not barred:
+            self.is_clear.set()
         async with asyncio.TaskGroup() as tasks:
             for host in self._spec.hosts:
                 if host.name in barred:

@@ -26,7 +26,7 @@ from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
-from flodl.core.job import JobCore, JobSettings
+from flodl.core.job import JobCore, JobSettings, Phase
 from flodl.core.liveness import LivenessSettings
 from flodl.core.view import snapshot
 from flodl.core.window import JoinSettings
@@ -68,6 +68,9 @@ FIRST_WORD_S: Final = 10.0
 
 FAREWELL_S: Final = 3.0
 """How long a host that was told to leave may take to read it; one that fell silent is cut off at once."""
+
+START_LOOK_S: Final = 0.1
+"""Between two looks whether the run starts without the hosts that preflight keeps out."""
 
 EXPIRE_S: Final = 0.5
 STATE_EVERY_S: Final = 1.0
@@ -171,7 +174,7 @@ class Controller:
                 ]
                 self._announce()
                 services.append(tasks.create_task(self._roster.bring_up_all(), name="roster"))
-                services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                services.append(tasks.create_task(self._live_head(), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
@@ -189,6 +192,18 @@ class Controller:
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
+    async def _live_head(self) -> None:
+        """A script that we start may do anything before ``Trainer.run``: it waits for preflight, and where that keeps a
+        host out, for the run's start without it. It is not started for a run that ends before.
+        """
+        while self._spec.spawns_head and self._core.phase is Phase.WAITING and not self._roster.is_clear.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._roster.is_clear.wait(), START_LOOK_S)
+        if self._spec.spawns_head and self._core.ending.is_decided:
+            self._driver.post(ev.HeadExited(0, 0))
+        else:
+            await self._head.live(self._driver.post)
+
     def _announce(self) -> None:
         started = process_started(os.getpid())
         assert started is not None

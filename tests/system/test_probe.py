@@ -264,6 +264,7 @@ def test_gpus_that_cannot_train_or_do_not_mix_are_found(bench: Bench) -> None:
 def test_launch_stops_with_all_findings_in_one_report_and_one_login_each(bench: Bench) -> None:
     before = [bench.lab.logins(host) for host in bench.lab.hosts]
     cluster = bench.cluster({0: {"python": "/opt/no/python"}, 1: {"path": "/no/such/folder"}})
+    (bench.project / "train.py").write_text("open('started', 'w')\n")
     run = bench.fdl.launch("-c", cluster, "train.py")
     assert run.wait(60) == 3, run.story()
 
@@ -271,6 +272,7 @@ def test_launch_stops_with_all_findings_in_one_report_and_one_login_each(bench: 
     assert f"host {first.name}: preflight: interpreter /opt/no/python not found" in run.stderr
     assert f"host {second.name}: preflight: project: folder /no/such/folder not found" in run.stderr
     assert [bench.lab.logins(host) for host in bench.lab.hosts] == [count + 1 for count in before]
+    assert not (bench.project / "started").exists()
     run.wait_until_clean()
 
 
