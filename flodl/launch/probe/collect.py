@@ -62,6 +62,7 @@ except Exception:
 print("\\nFDL1 " + json.dumps({"error": "", "arches": ((arches and arches()) or "").split(), "nccl": nccl}))
 """
 _SMI_QUERY = "--query-gpu=index,uuid,name,compute_cap,memory.total"
+_SMI_OLD_QUERY = "--query-gpu=index,uuid,name,pstate,memory.total"
 _SMI_USE = "--query-gpu=uuid,memory.used,driver_version"
 _SMI_APPS = "--query-compute-apps=gpu_uuid,pid,used_memory"
 _CSV = "--format=csv,noheader,nounits"
@@ -299,20 +300,29 @@ def _first_line(path: str) -> str:
 def _nvidia_smi(timeout_s: float) -> dict[str, str]:
     """What it prints, untouched; ``reason`` says why that is of no use."""
     program = shutil.which("nvidia-smi")
-    found = {"path": program or "", "query": "", "use": "", "apps": "", "listing": "", "reason": ""}
     if program is None:
-        return {**found, "reason": "nvidia-smi is not on PATH"}
+        empty = {"path": "", "query": "", "use": "", "apps": "", "listing": ""}
+        return {**empty, "reason": "nvidia-smi is not on PATH"}
+    asked = {"use": [_SMI_USE, _CSV], "apps": [_SMI_APPS, _CSV], "listing": ["-L"]}
     with ThreadPoolExecutor(4) as pool:
-        asked = {"query": [_SMI_QUERY, _CSV], "use": [_SMI_USE, _CSV], "apps": [_SMI_APPS, _CSV], "listing": ["-L"]}
+        gpus = pool.submit(_gpus, program, timeout_s)
         answers = {name: pool.submit(_output, [program, *words], timeout_s) for name, words in asked.items()}
-        for name, answer in answers.items():
-            text, reason = answer.result()
-            if not reason:
-                found[name] = text
-            elif name == "query":
-                said = next((line.strip() for line in text.splitlines() if line.strip()), "it printed nothing")
-                found["reason"] = f"nvidia-smi: {reason}: {said[:200]}"
-    return found
+        texts = {name: text for name, each in answers.items() for text, reason in [each.result()] if not reason}
+        query, reason = gpus.result()
+    return {"path": program, "query": query, "use": "", "apps": "", "listing": "", **texts, "reason": reason}
+
+
+def _gpus(program: str, timeout_s: float) -> tuple[str, str]:
+    """The list of GPUs; drivers that do not know a field are asked without it."""
+    text, reason = "", ""
+    for query in (_SMI_QUERY, _SMI_OLD_QUERY):
+        text, reason = _output([program, query, _CSV], timeout_s)
+        if "not a valid field" not in text:
+            break
+    if not reason:
+        return text, ""
+    said = next((line.strip() for line in text.splitlines() if line.strip()), "it printed nothing")
+    return "", f"nvidia-smi: {reason}: {said[:200]}"
 
 
 def _output(command: list[str], timeout_s: float) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from flodl.config.gpus import GpuInfo, GpuProbe, parse_query, select_visible, with_mig_ids
+from flodl.config.gpus import GpuInfo, GpuProbe, explanation, parse_query, select_visible, with_mig_ids
 from flodl.errors import ConfigError
 from flodl.launch.devices import asks_for_gpus, chosen
 from flodl.launch.plan import HostPlan
@@ -28,17 +28,20 @@ def judge_gpus(host: HostPlan, facts: Facts) -> list[Finding]:
     """Which devices its ranks get, and whether they can be trained on."""
     if not asks_for_gpus(host.devices):
         return [ok("devices", host.name, f"{len(host.devices)} × cpu")]
+    reason = ""
     try:
         probe = _probe(host.name, facts)
+        reason = probe.reason
         devices = chosen(host.devices, host.name, probe)
     except ConfigError as error:
         remedy = "correct `local_devices`, or CUDA_VISIBLE_DEVICES there"
-        reason = str(error).removeprefix(f"host {host.name}: ")
-        return [Finding("devices", host.name, Level.ERROR, reason, "", _explained(facts) or remedy)]
+        explained = _explained(facts, reason) if reason else ""
+        words = str(error).removeprefix(f"host {host.name}: ")
+        return [Finding("devices", host.name, Level.ERROR, words, "", explained or remedy)]
     if not probe.gpus:
         return [_without_gpu(host.name, facts, probe.reason)]
     wanted = [gpu for gpu in probe.gpus if any(_is(device, gpu) for device in devices)]
-    found = [ok("devices", host.name, _named(devices))]
+    found = [_sliced(host.name, wanted) or ok("devices", host.name, _named(devices))]
     found += _build(host.name, facts)
     if facts.torch is not None and facts.torch.cuda:
         found += [_driver(host.name, facts), *_arch(host.name, facts, wanted)]
@@ -55,28 +58,28 @@ def _probe(host: str, facts: Facts) -> GpuProbe:
     return GpuProbe(visible, "" if visible else f"CUDA_VISIBLE_DEVICES={facts.visible!r} hides every GPU")
 
 
-def _explained(facts: Facts) -> str:
-    """Why a machine that seems to have a GPU offers none, and what helps; empty where nothing is known."""
-    reason = facts.smi.reason if facts.smi else ""
-    if facts.amd:
-        return f"its GPU is AMD's ({facts.amd}), and flodl trains on NVIDIA's GPUs and on CPUs: `local_devices: [cpu]`"
-    if facts.driver and "not on PATH" in reason:
-        return "the NVIDIA driver is loaded there, nvidia-smi is not on PATH: install nvidia-utils, or extend PATH"
-    if facts.driver and reason:
-        return "the driver is loaded there and does not answer: see dmesg there; often an update that wants a reboot"
-    if reason and "not on PATH" not in reason:
-        return "nvidia-smi is there and the driver does not answer: install or load the NVIDIA driver, or reboot"
-    return ""
+def _explained(facts: Facts, reason: str) -> str:
+    is_hidden = "hides every GPU" in reason
+    return "" if is_hidden or facts.smi is None else explanation(reason, bool(facts.driver), facts.amd)
 
 
 def _without_gpu(host: str, facts: Facts, reason: str) -> Finding:
     """``all`` on a machine that offers no GPU: one CPU rank, which may not be what was meant."""
-    remedy = _explained(facts)
+    remedy = _explained(facts, reason)
     if not remedy and facts.torch is not None and facts.torch.cuda:
         remedy = "its torch is built for CUDA: install the NVIDIA driver there, or say `local_devices: [cpu]`"
     if remedy:
         return Finding("devices", host, Level.WARN, f"no GPU, so one CPU rank: {reason}", "a GPU", remedy)
     return ok("devices", host, "1 × cpu: no GPU")
+
+
+def _sliced(host: str, gpus: Sequence[GpuInfo]) -> Finding | None:
+    """A GPU in MIG mode that shall be used as a whole: CUDA gives a process one slice of it at most."""
+    cut = [f"GPU {gpu.index} ({len(gpu.mig_ids)} slices)" for gpu in gpus if gpu.mig_ids]
+    if not cut:
+        return None
+    remedy = "name one slice for each rank in CUDA_VISIBLE_DEVICES there (MIG-…, see nvidia-smi -L), or switch MIG off"
+    return Finding("devices", host, Level.WARN, f"cut into MIG slices: {', '.join(cut)}", "whole GPUs", remedy)
 
 
 def _named(devices: Sequence[Device]) -> str:

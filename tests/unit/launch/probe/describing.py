@@ -12,7 +12,8 @@ GIB = 1 << 30
 HERE = Reference("0.1.0", "3.11.7", "2.13.0+cu124")
 TWO_GPUS = "0, GPU-aaaa1111, NVIDIA H200, 9.0, 143771\n1, GPU-bbbb2222, NVIDIA A100, 8.0, 81920\n"
 IDLE = "GPU-aaaa1111, 0, 550.54.15\nGPU-bbbb2222, 3, 550.54.15\n"
-LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-aaaa1111)\n  MIG 1g.18gb     Device  0: (UUID: MIG-cccc3333)\n"
+LISTING = "GPU 0: NVIDIA H200 (UUID: GPU-aaaa1111)\nGPU 1: NVIDIA A100 (UUID: GPU-bbbb2222)\n"
+SLICES = "GPU 0: NVIDIA H200 (UUID: GPU-aaaa1111)\n  MIG 1g.18gb     Device  0: (UUID: MIG-cccc3333)\n"
 
 
 def host(name: str = "node-a", devices: tuple[str, ...] = ("cpu",), **changes: Any) -> HostPlan:

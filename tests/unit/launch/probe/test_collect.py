@@ -74,6 +74,14 @@ def _is_running(pid: int) -> bool:
     return state not in "ZX"
 
 
+def test_driver_that_does_not_know_a_field_is_asked_without_it(bench: Path) -> None:
+    smi(
+        bench, "case $1 in *compute_cap*) echo 'Field \"compute_cap\" is not a valid field'; exit 2;; *) echo $1;; esac"
+    )
+    answer = collect.facts(request())["smi"]
+    assert (answer["query"], answer["reason"]) == ("--query-gpu=index,uuid,name,pstate,memory.total\n", "")
+
+
 def test_no_nvidia_smi_is_said(bench: Path) -> None:
     assert collect.facts(request())["smi"]["reason"] == "nvidia-smi is not on PATH"
 

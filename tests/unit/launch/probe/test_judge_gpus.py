@@ -7,7 +7,7 @@ import pytest
 from flodl.launch.probe.facts import TorchBuild, TorchImport
 from flodl.launch.probe.finding import Finding, Level
 from flodl.launch.probe.judge_gpus import covers
-from tests.unit.launch.probe.describing import facts, host, judged, of, smi, wrong
+from tests.unit.launch.probe.describing import SLICES, facts, host, judged, of, smi, wrong
 
 WARN, ERROR = Level.WARN, Level.ERROR
 CPU_BUILD = TorchBuild("2.13.0+cpu", "", "")
@@ -57,23 +57,38 @@ def test_devices_that_are_not_there_are_an_error(devices: tuple[str, ...], visib
         ("1", "1 × A100"),
         (" GPU-bbbb , GPU-aaaa ", "1 × A100, 1 × H200"),
         ("1,0", "1 × A100, 1 × H200"),
-        ("MIG-cccc3333", "1 × H200"),
     ],
 )
 def test_visible_devices_there_are_honoured(visible: str, read: str) -> None:
     assert of(gpus(visible=visible), "devices").read == read
 
 
+def test_slices_are_used_where_they_are_named_and_whole_gpus_that_are_cut_are_a_warning() -> None:
+    answer = smi(listing=SLICES)
+    assert of(gpus(visible="MIG-cccc", smi=answer), "devices").read == "1 × H200"
+    finding = of(gpus(smi=answer), "devices")
+    assert (finding.level, finding.read) == (WARN, "cut into MIG slices: GPU 0 (1 slices)")
+    assert "MIG-…" in finding.remedy
+    assert wrong(gpus("1", smi=answer)) == {}
+
+
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
         ({"amd": "/dev/kfd", "driver": "", "smi": smi(query="", reason="not there")}, "its GPU is AMD's (/dev/kfd)"),
-        ({"smi": smi(query="", reason="nvidia-smi is not on PATH")}, "the NVIDIA driver is loaded there"),
+        (
+            {"smi": smi(query="", reason="nvidia-smi is not on PATH")},
+            "the NVIDIA driver is loaded, its programs are not there",
+        ),
         ({"smi": smi(query="", reason="nvidia-smi: exit code 18: Failed to initialize NVML")}, "wants a reboot"),
-        ({"smi": smi(query="", reason="nvidia-smi: exit code 9: no driver"), "driver": ""}, "load the NVIDIA driver"),
-        ({"smi": smi(query="", reason="nvidia-smi: no answer within 10 s: "), "driver": ""}, "does not answer"),
+        ({"smi": smi(query="", reason="nvidia-smi: exit code 9: no driver"), "driver": ""}, "install or load it"),
+        (
+            {"smi": smi(query="", reason="nvidia-smi: no answer within 10 s: "), "driver": ""},
+            "the NVIDIA driver is not loaded",
+        ),
         ({"smi": smi(query="", reason="nvidia-smi is not on PATH"), "driver": ""}, "its torch is built for CUDA"),
-        ({"smi": smi(query="No devices were found\n"), "driver": "", "torch": CPU_BUILD}, ""),
+        ({"smi": smi(query="No devices were found\n"), "driver": "", "torch": CPU_BUILD}, "driver is not loaded"),
+        ({"visible": "-1", "torch": CPU_BUILD}, ""),
     ],
 )
 def test_all_without_a_gpu_says_why_in_words(changes: dict[str, Any], remedy: str) -> None:
