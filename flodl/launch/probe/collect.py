@@ -99,9 +99,9 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     """Everything that ``request`` asks for, gathered side by side.
 
     Args:
-        request: ``packages`` and ``modules`` by name; ``folder`` and ``script`` of the ranks; ``places``, pairs of a
-            role and a folder; ``gpus``: whether to ask for them; ``smi_timeout_s``, ``torch_timeout_s``; ``own_run``,
-            whose processes do not count as left over.
+        request: ``packages`` and ``modules`` by name; ``folder``, ``script`` and ``env`` of the ranks; ``places``,
+            pairs of a role and a folder; ``gpus``: whether to ask for them; ``smi_timeout_s``, ``torch_timeout_s``;
+            ``own_run``, whose processes do not count as left over.
     """
     folder = os.path.expanduser(request["folder"])
     with ThreadPoolExecutor(8) as pool:
@@ -109,7 +109,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
         build = _torch_build()
         deep = None
         if request["gpus"] and build and build["cuda"]:
-            deep = pool.submit(_torch_import, request["torch_timeout_s"])
+            deep = pool.submit(_torch_import, request["torch_timeout_s"], request["env"])
         places = [pool.submit(place, role, path) for role, path in request["places"]]
         return {
             "hostname": socket.gethostname(),
@@ -125,7 +125,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "has_rdma": os.path.isdir("/sys/class/infiniband"),
             "interfaces": _interfaces(),
             "script": _script(folder, request["script"]),
-            "missing_modules": _missing(request["modules"], folder, request["script"]),
+            "missing_modules": _missing(request["modules"], folder, request["script"], request["env"]),
             "runs": _runs(request["own_run"]),
             "driver": _first_line("/proc/driver/nvidia/version"),
             "amd": "/dev/kfd" if os.path.exists("/dev/kfd") else shutil.which("rocm-smi") or "",
@@ -169,8 +169,8 @@ def _assigned(path: str | None, name: str) -> str:
     return found.group(1) if found else ""
 
 
-def _torch_import(timeout_s: float) -> dict[str, Any]:
-    text, reason = _output([sys.executable, "-P", "-c", _TORCH], timeout_s)
+def _torch_import(timeout_s: float, env: dict[str, str]) -> dict[str, Any]:
+    text, reason = _output([sys.executable, "-P", "-c", _TORCH], timeout_s, env)
     lines = [line for line in text.splitlines() if line.startswith("FDL1 ")]
     if lines:
         found: dict[str, Any] = json.loads(lines[-1][5:])
@@ -179,13 +179,14 @@ def _torch_import(timeout_s: float) -> dict[str, Any]:
     return {"error": reason if reason.startswith("no answer") or not said else said[-1][:500], "arches": [], "nccl": ""}
 
 
-def _missing(modules: list[str], folder: str, script: list[str]) -> list[str]:
+def _missing(modules: list[str], folder: str, script: list[str], env: dict[str, str]) -> list[str]:
     beside = folder if not script or script[0] == "-m" else os.path.dirname(os.path.join(folder, script[0]))
-    return [name for name in modules if not _is_there(name, beside)]
+    folders = [beside, *(os.path.join(folder, each) for each in env.get("PYTHONPATH", "").split(os.pathsep) if each)]
+    return [name for name in modules if not _is_there(name, folders)]
 
 
-def _is_there(module: str, beside: str) -> bool:
-    if module in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(module, [beside]):
+def _is_there(module: str, folders: list[str]) -> bool:
+    if module in sys.stdlib_module_names or importlib.machinery.PathFinder.find_spec(module, folders):
         return True
     try:
         return importlib.util.find_spec(module) is not None
@@ -325,7 +326,7 @@ def _gpus(program: str, timeout_s: float) -> tuple[str, str]:
     return "", f"nvidia-smi: {reason}: {said[:200]}"
 
 
-def _output(command: list[str], timeout_s: float) -> tuple[str, str]:
+def _output(command: list[str], timeout_s: float, env: dict[str, str] | None = None) -> tuple[str, str]:
     """What it printed, and why that does not count; its whole session is ended when it does not answer in time."""
     with tempfile.TemporaryFile() as file:  # a file: a grandchild that keeps a pipe open cannot hold us
         try:
@@ -334,7 +335,7 @@ def _output(command: list[str], timeout_s: float) -> tuple[str, str]:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "LC_ALL": "C"},
+                env={**os.environ, **(env or {}), "LC_ALL": "C"},
                 start_new_session=True,
             )
         except OSError as error:

@@ -153,6 +153,7 @@ def _request(host: HostPlan, spec: RunSpec, modules: tuple[str, ...]) -> dict[st
     return {
         "folder": host.cwd,
         "script": list(host.script),
+        "env": {**spec.env, **host.env},
         "places": places + ([("data", data)] if data else []),
         "packages": PACKAGES,
         "modules": modules,

@@ -31,7 +31,7 @@ def smi(bench: Path, body: str) -> None:
 
 def request(**changes: Any) -> dict[str, Any]:
     asked = {"folder": "/", "script": ["-m", "x"], "places": [], "packages": [], "modules": [], "gpus": True}
-    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", **changes}
+    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", "env": {}, **changes}
 
 
 def test_nvidia_smi_is_asked_in_english_and_its_words_are_kept(bench: Path) -> None:
@@ -112,7 +112,18 @@ def test_torch_is_read_without_being_imported_and_imported_for_gpus_by_a_child(b
 def test_torch_that_cannot_be_imported_says_why(bench: Path, torch: str, error: str) -> None:
     (bench / "torch").mkdir()
     (bench / "torch" / "__init__.py").write_text(torch)
-    assert collect._torch_import(1.0)["error"].startswith(error)
+    assert collect._torch_import(1.0, {})["error"].startswith(error)
+
+
+def test_ranks_environment_counts_for_what_they_import(bench: Path) -> None:
+    (bench / "torch").mkdir()
+    (bench / "torch" / "__init__.py").write_text("import os\nraise OSError(os.environ['FOR_RANKS'])")
+    assert collect._torch_import(20.0, {"FOR_RANKS": "seen"})["error"] == "OSError: seen"
+    (bench / "lib").mkdir()
+    (bench / "lib" / "no_such_module.py").write_text("")
+    asked = request(gpus=False, modules=["no_such_module"], folder=str(bench), script=["a/t.py"])
+    assert collect.facts(asked)["missing_modules"] == ["no_such_module"]
+    assert collect.facts({**asked, "env": {"PYTHONPATH": "/x:lib"}})["missing_modules"] == []
 
 
 def test_place_that_is_not_there_yet_counts_by_the_nearest_above(tmp_path: Path) -> None:

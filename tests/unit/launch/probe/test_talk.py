@@ -45,6 +45,7 @@ def request(folder: Path) -> dict[str, Any]:
         "smi_timeout_s": 1.0,
         "torch_timeout_s": 1.0,
         "own_run": "",
+        "env": {},
     }
 
 
