@@ -181,6 +181,18 @@ def test_what_only_the_script_imports_is_found(bench: Bench) -> None:
     assert report["exit_code"] == 0
 
 
+def test_another_copy_of_the_script_is_found(bench: Bench) -> None:
+    stale = bench.project / "stale"
+    stale.mkdir()
+    (stale / "train.py").write_text("import json\n")
+    report = bench.probe(bench.cluster({1: {"path": str(stale)}}), "train.py")
+
+    script = finding(report, "script", bench.lab.hosts[1])
+    assert script["read"] == f"script {stale}/train.py is not the one that is launched"
+    assert "up to date" in script["remedy"]
+    assert wrong(report) == {"script": "error"}
+
+
 def test_another_torch_is_found(bench: Bench) -> None:
     report = bench.probe(bench.cluster({1: {"python": bench.interpreter(files=OLD_TORCH)}}))
 

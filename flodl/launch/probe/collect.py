@@ -10,6 +10,7 @@ banner and no rc file can be taken for one. ``RUN`` is what the host's interpret
 
 import contextlib
 import fcntl
+import hashlib
 import importlib.machinery
 import importlib.metadata
 import importlib.util
@@ -99,9 +100,9 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     """Everything that ``request`` asks for, gathered side by side.
 
     Args:
-        request: ``packages`` and ``modules`` by name; ``folder``, ``script`` and ``env`` of the ranks; ``places``,
-            pairs of a role and a folder; ``gpus``: whether to ask for them; ``smi_timeout_s``, ``torch_timeout_s``;
-            ``own_run``, whose processes do not count as left over.
+        request: ``packages`` and ``modules`` by name; ``folder``, ``script`` and ``env`` of the ranks; ``code``, the
+            SHA-256 of the script, or empty; ``places``, pairs of a role and a folder; ``gpus``: whether to ask for
+            them; ``smi_timeout_s``, ``torch_timeout_s``; ``own_run``, whose processes do not count as left over.
     """
     folder = os.path.expanduser(request["folder"])
     with ThreadPoolExecutor(8) as pool:
@@ -124,7 +125,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "limits": _limits(),
             "has_rdma": os.path.isdir("/sys/class/infiniband"),
             "interfaces": _interfaces(),
-            "script": _script(folder, request["script"]),
+            "script": _script(folder, request["script"], request["code"]),
             "missing_modules": _missing(request["modules"], folder, request["script"], request["env"]),
             "runs": _runs(request["own_run"]),
             "driver": _first_line("/proc/driver/nvidia/version"),
@@ -194,14 +195,18 @@ def _is_there(module: str, folders: list[str]) -> bool:
         return False
 
 
-def _script(folder: str, script: list[str]) -> str:
-    """Empty where it can be read or cannot be known, else what is wrong."""
+def _script(folder: str, script: list[str], code: str) -> str:
+    """Empty where it is there, with ``code`` as its SHA-256, or where that cannot be known; else what is wrong."""
     if not script or script[0] in ("-m", "-") or not os.path.isdir(folder):
         return ""
     path = os.path.join(folder, script[0])
     if not os.path.exists(path):
         return f"{path} not found"
-    return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
+    try:
+        found = "" if os.path.isdir(path) else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return f"{path} is not the one that is launched" if code and found != code else ""
 
 
 # ------------------------------------------------------------------------------------------------------------- machine

@@ -5,6 +5,7 @@ asked is a finding like any other, and holds up nobody for longer than its own d
 """
 
 import asyncio
+import hashlib
 import importlib.metadata
 import logging
 import platform
@@ -55,6 +56,14 @@ class Survey:
         return [finding for finding in self.findings if finding.host == host and finding.level is level]
 
 
+@dataclass(frozen=True, slots=True)
+class _Needed:
+    """What the script, by its copy here, needs on each host: its imports, and itself (``code`` is its SHA-256)."""
+
+    modules: tuple[str, ...]
+    code: str
+
+
 @dataclass(slots=True)
 class _Asked:
     """One host on its way through the two rounds."""
@@ -76,10 +85,13 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
         open_channel: how a host is reached.
     """
     started_s = time.monotonic()
-    modules = _needed(spec)
+    script = _read_script(spec)
+    needed = _Needed(
+        needed_modules(script.decode(errors="replace")), hashlib.sha256(script).hexdigest() if script else ""
+    )
     asked = {host.name: _Asked(Interview(host)) for host in spec.hosts}
     try:
-        await asyncio.gather(*(_first(each, spec, modules, open_channel) for each in asked.values()))
+        await asyncio.gather(*(_first(each, spec, needed, open_channel) for each in asked.values()))
         heard = {name: each for name, each in asked.items() if each.facts is not None and each.channel is not None}
         await asyncio.gather(*(_second(each, heard) for each in heard.values()))
     finally:
@@ -101,13 +113,13 @@ def reference() -> Reference:
     return Reference(__version__, platform.python_version(), torch)
 
 
-async def _first(each: _Asked, spec: RunSpec, modules: tuple[str, ...], open_channel: Open) -> None:
+async def _first(each: _Asked, spec: RunSpec, needed: _Needed, open_channel: Open) -> None:
     host, started_s = each.interview.host, time.monotonic()
     try:
         each.channel = await open_channel(host, each.interview.nonce)
         if host.kind is HostKind.SSH:
             each.findings.append(ok("ssh", host.name, f"{time.monotonic() - started_s:.2f} s"))
-        each.facts = await each.interview.facts(each.channel, _request(host, spec, modules))
+        each.facts = await each.interview.facts(each.channel, _request(host, spec, needed))
     except OldPython as old:
         each.findings.append(judge_old_python(host, old.version))
     except Exception as error:  # noqa: BLE001  # of whatever library: one host's trouble is a finding
@@ -147,7 +159,7 @@ def _unreachable(host: HostPlan, error: Exception) -> HostUnreachable:
     return HostUnreachable(host.name, "start", str(error) or type(error).__name__)
 
 
-def _request(host: HostPlan, spec: RunSpec, modules: tuple[str, ...]) -> dict[str, Any]:
+def _request(host: HostPlan, spec: RunSpec, needed: _Needed) -> dict[str, Any]:
     data = host.env.get("FDL_DATA_PATH")
     places = [("project", host.cwd), ("temporary", ""), ("shared memory", "/dev/shm")]
     return {
@@ -156,7 +168,8 @@ def _request(host: HostPlan, spec: RunSpec, modules: tuple[str, ...]) -> dict[st
         "env": {**spec.env, **host.env},
         "places": places + ([("data", data)] if data else []),
         "packages": PACKAGES,
-        "modules": modules,
+        "modules": needed.modules,
+        "code": needed.code,
         "gpus": asks_for_gpus(host.devices),
         "smi_timeout_s": SMI_TIMEOUT_S,
         "torch_timeout_s": TORCH_TIMEOUT_S,
@@ -164,15 +177,16 @@ def _request(host: HostPlan, spec: RunSpec, modules: tuple[str, ...]) -> dict[st
     }
 
 
-def _needed(spec: RunSpec) -> tuple[str, ...]:
-    """What the script imports, by its copy here."""
+def _read_script(spec: RunSpec) -> bytes:
+    """The script here; empty where it is no file, or too large to be one."""
     if spec.script[0].startswith("-"):
-        return ()
+        return b""
     try:
-        with open(Path(spec.cwd) / spec.script[0], encoding="utf-8", errors="replace") as file:
-            return needed_modules(file.read(MAX_SCRIPT_BYTES))
+        with open(Path(spec.cwd) / spec.script[0], "rb") as file:
+            text = file.read(MAX_SCRIPT_BYTES + 1)
     except OSError:
-        return ()
+        return b""
+    return text if len(text) <= MAX_SCRIPT_BYTES else b""
 
 
 def _judged(asked: Mapping[HostName, _Asked]) -> list[Finding]:

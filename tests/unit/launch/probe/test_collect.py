@@ -1,5 +1,6 @@
 """What a host reads of itself: nvidia-smi that misbehaves, torch's own words, processes of other runs."""
 
+import hashlib
 import json
 import os
 import subprocess
@@ -31,7 +32,7 @@ def smi(bench: Path, body: str) -> None:
 
 def request(**changes: Any) -> dict[str, Any]:
     asked = {"folder": "/", "script": ["-m", "x"], "places": [], "packages": [], "modules": [], "gpus": True}
-    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", "env": {}, **changes}
+    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", "env": {}, "code": "", **changes}
 
 
 def test_nvidia_smi_is_asked_in_english_and_its_words_are_kept(bench: Path) -> None:
@@ -113,6 +114,24 @@ def test_torch_that_cannot_be_imported_says_why(bench: Path, torch: str, error: 
     (bench / "torch").mkdir()
     (bench / "torch" / "__init__.py").write_text(torch)
     assert collect._torch_import(1.0, {})["error"].startswith(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "wrong"),
+    [
+        ("t.py", "", ""),
+        ("t.py", hashlib.sha256(b"pass").hexdigest(), ""),
+        ("t.py", hashlib.sha256(b"pass\n").hexdigest(), "t.py is not the one that is launched"),
+        ("gone.py", "", "gone.py not found"),
+        (".", "", ""),
+        ("pipe.py/x", "", "x not found"),
+    ],
+)
+def test_script_is_there_and_the_one_that_is_launched(bench: Path, name: str, code: str, wrong: str) -> None:
+    (bench / "t.py").write_text("pass")
+    found = collect.facts(request(gpus=False, folder=str(bench), script=[name], code=code))["script"]
+    assert found.endswith(wrong)
+    assert bool(found) == bool(wrong)
 
 
 def test_ranks_environment_counts_for_what_they_import(bench: Path) -> None:
