@@ -42,7 +42,7 @@ class HostUnreachable(FlodlError):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, host: str, stage: str, reason: str, remedy: str = "") -> None:
-        """``stage`` is one of resolve, connect, host key, auth, start, join."""
+        """``stage`` is one of resolve, connect, host key, auth, sync, start, join."""
         self.host, self.stage, self.reason, self.remedy = host, stage, reason, remedy
         super().__init__(f"host {host}: {stage}: {reason}" + (f"\n  {remedy}" if remedy else ""))
 
@@ -60,9 +60,15 @@ class LocalProtocolError(ProtocolError):
 
 
 class JoinRefused(FlodlError):
-    """A host may not take part, or a peer is not let in; the message names what differs."""
+    """A host may not take part, or a peer is not let in; the message names what differs. ``is_wrong_token``: the two
+    sides hold different tokens, or someone sits in between; trying again changes nothing.
+    """
 
     exit_code: ClassVar[int] = 4
+
+    def __init__(self, message: str, *, is_wrong_token: bool = False) -> None:
+        self.is_wrong_token = is_wrong_token
+        super().__init__(message)
 
 
 class PeerLost(FlodlError):

@@ -14,8 +14,10 @@ import click
 COMMANDS: Final = {
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
+    "daemon": "serve one run after another on this machine, by itself or under systemd",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
+    "join-config": "make what a machine needs to walk in: token, key, settings",
     "launch": "train a script on this machine or on a cluster",
     "probe": "check whether this machine and the hosts are ready for a run",
     "status": "show a run's phase, hosts, ranks, rates and shares",
@@ -36,7 +38,7 @@ class LazyGroup(click.Group):
         """Import the command's module."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"flodl_cli.commands.cmd_{cmd_name}").command
+        command: click.Command = importlib.import_module(f"flodl_cli.commands.cmd_{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -108,13 +108,6 @@ def unsupported(spec: ClusterSpec) -> list[Problem]:
     later: list[tuple[KeyPath, str, str]] = []
     if spec.controller.join.start != "auto":
         later.append((("controller", "join", "start"), spec.controller.join.start, "`auto`"))
-    for index, worker in enumerate(spec.workers):
-        if worker.daemon == "managed":
-            later.append((("workers", index, "daemon"), worker.daemon, "`launched`, or no `daemon` at all"))
-        if worker.tunnel:
-            later.append((("workers", index, "tunnel"), "true", "`false`"))
-    if spec.sync.mode != "off":
-        later.append((("sync", "mode"), spec.sync.mode, "`off`"))
     return [_later(spec.source, path, read, instead) for path, read, instead in later]
 
 

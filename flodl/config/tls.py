@@ -15,3 +15,7 @@ class TlsMode(StrEnum):
     def covers(self, address: str) -> bool:
         """Whether connections to ``address``, an IP literal, are under TLS."""
         return self is TlsMode.ON or (self is TlsMode.AUTO and not is_loopback(address))
+
+    def through(self, address: str) -> "TlsMode":
+        """What to want at this end of a forwarded port, which is loopback whatever ``address`` the far end dials."""
+        return TlsMode.ON if self.covers(address) else TlsMode.OFF

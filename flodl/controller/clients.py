@@ -4,8 +4,10 @@ from typing import Final, assert_never
 
 from flodl.core.events import DrainAsked, JobEvent, StopAsked
 from flodl.core.job import JobCore
+from flodl.core.plain import PlainCore
+from flodl.ids import HostName
 from flodl.launch.document import dump
-from flodl.launch.plan import RunSpec, guest_bootstrap
+from flodl.launch.plan import RunSpec, guest_bootstrap, walk_in_bootstrap
 from flodl.messages import (
     AskBootstrap,
     BootstrapGiven,
@@ -28,7 +30,7 @@ MAX_SOURCE_CHARS: Final = 100
 class ClientDesk:
     """Asks the core what may be, and changes nothing itself: what the core shall hear is returned as an event."""
 
-    def __init__(self, core: JobCore, spec: RunSpec) -> None:
+    def __init__(self, core: JobCore | PlainCore, spec: RunSpec) -> None:
         self._core, self._spec = core, spec
 
     def answer(self, message: FromClient) -> tuple[ToClient, JobEvent | None]:
@@ -50,6 +52,13 @@ class ClientDesk:
         if refusal:
             return Declined(refusal, self._core.may_come_later(host))
         return BootstrapGiven(dump(guest_bootstrap(self._spec, host)))
+
+    def introduce_walk_in(self, host: HostName) -> ToClient:
+        """What a host needs that has proven its join secret; ``host`` is the name that goes with it."""
+        refusal = self._core.refusal(host)
+        if refusal:
+            return Declined(refusal, self._core.may_come_later(host))
+        return BootstrapGiven(dump(walk_in_bootstrap(self._spec, host)))
 
     def _drain(self, host: str, source: str) -> tuple[ToClient, JobEvent | None]:
         refusal = self._core.drain_refusal(host) if is_host_name(host) else NO_NAME

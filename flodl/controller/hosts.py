@@ -5,7 +5,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flodl.core.actions import Record, Severity
 from flodl.core.events import HostFailed, JobEvent
@@ -13,12 +13,16 @@ from flodl.core.startup import STAGE_PREFLIGHT
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.local import start_local
-from flodl.launch.plan import HostKind, HostPlan, RunSpec, bootstrap_for
+from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode, bootstrap_for
 from flodl.launch.probe.doors import Doors
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.survey import Survey, survey
+from flodl.launch.rundir import RunDir
 from flodl.launch.running import RunningDaemon
 from flodl.wire.handshake import derive_host_secret
+
+if TYPE_CHECKING:
+    from flodl.launch.ssh_login import Login
 
 JOIN_S: Final = 90.0
 """From a daemon's start to its hello: it looks for us for 60 s."""
@@ -49,13 +53,15 @@ class Roster:
         logs: Path,
         post: Callable[[JobEvent], None],
         note: Callable[[Record], None],
+        tunnel_port: int = 0,
     ) -> None:
         """``token`` is the run's, from which each host's secret is derived; ``controllers`` are addresses that hosts
         dial, where they are known beforehand; ``here`` reaches us on this machine; ``logs`` is the folder of the hosts'
-        logs; ``note`` keeps what people shall see.
+        logs; ``note`` keeps what people shall see; ``tunnel_port`` on loopback is where tunnels lead, 0 where there is
+        none.
         """
         self._spec, self._token, self._controllers, self._logs, self._post = spec, token, controllers, logs, post
-        self._here, self._note = here, note
+        self._here, self._tunnel_port, self._note = here, tunnel_port, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
         self._doors = Doors(controllers, here, spec.port)
@@ -105,7 +111,13 @@ class Roster:
         return {host.name: failed for host in self._spec.hosts if (failed := exclusion(found, host.name))}
 
     async def bring_up(self, host: HostPlan) -> None:
-        """Start one host's daemon and see it join; a failure is an event, never an exception."""
+        """Start one host's daemon and see it join; a failure is an event, never an exception. A managed one comes by
+        itself, and the join window says how long it may take.
+        """
+        if host.kind is HostKind.MANAGED:
+            detail = f"{host.name} is waited for: its managed daemon dials in by itself"
+            self._note(Record("host_awaited", Severity.INFO, detail, {"host": host.name}))
+            return
         failed = await self._try(host)
         if failed is not None:
             self._post(failed)
@@ -114,10 +126,10 @@ class Roster:
         self, host: HostName, is_wanted: Callable[[], bool], sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     ) -> None:
         """Look for a host that was lost, again and again with longer pauses, until its daemon has joined, ``is_wanted``
-        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once.
+        says no, or ``MAX_SEARCHES`` have failed. Each kind of failure is noted once. A managed one dials by itself.
         """
         plan = next(plan for plan in self._spec.hosts if plan.name == host)
-        if host in self._searching:
+        if host in self._searching or plan.kind is HostKind.MANAGED:
             return
         self._searching.add(host)
         try:
@@ -189,16 +201,23 @@ class Roster:
             return await start_local(host, bootstrap, log_path)
         from flodl.launch.ssh import start_host  # asyncssh takes 0.3 s to import, and only remote hosts need it
 
-        logins = self._doors.logins
-        return await start_host(
-            host,
-            bootstrap,
-            log_path,
-            logins.slots,
-            self._spec.port,
-            partial(self._warn, host.name),
-            logins.take(host.name),
-        )
+        logins, warn = self._doors.logins, partial(self._warn, host.name)
+        prepare = None if self._spec.sync.mode is SyncMode.OFF else partial(self._bring_project, host)
+        port = self._tunnel_port if host.tunnel else self._spec.port
+        login = logins.take(host.name)
+        return await start_host(host, bootstrap, log_path, logins.slots, port, warn, prepare, login)
+
+    async def _bring_project(self, host: HostPlan, login: "Login") -> None:
+        """The launch has done it where the host was there; one that comes late, or again, may need it."""
+        from flodl.launch.sync.host import bring
+        from flodl.launch.sync.project import Telling, project_of
+
+        project = await asyncio.to_thread(project_of, RunDir(self._logs.parent), self._spec)
+
+        def say(text: str) -> None:
+            self._note(Record("sync", Severity.INFO, f"{host.name}: {text}", {"host": host.name}))
+
+        await bring(login, host, project, Telling(say, lambda _done, _whole: None))
 
     def _warn(self, host: HostName, warning: str) -> None:
         self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))

@@ -12,10 +12,12 @@ import os
 import signal
 import socket
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
 from flodl.config.address import format_address
+from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
 from flodl.controller.head import HeadProcess, PromotedHead
@@ -28,6 +30,7 @@ from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
 from flodl.core.job import JobCore, JobSettings, Phase
 from flodl.core.liveness import LivenessSettings
+from flodl.core.plain import PlainCore, PlainSettings
 from flodl.core.view import snapshot
 from flodl.core.window import JoinSettings
 from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolError
@@ -35,13 +38,17 @@ from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
 from flodl.launch.plan import RunSpec
-from flodl.launch.rundir import ControllerInfo, RunDir, process_started
+from flodl.launch.rundir import ControllerInfo, RunDir, process_started, read_token_file
 from flodl.messages import (
+    AskBootstrap,
     Beat,
-    FromDaemon,
+    FromWalkIn,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
+    Message,
+    PortPicked,
     SendState,
     StopHost,
     StopWanted,
@@ -56,7 +63,7 @@ from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.driver import Driver
 from flodl.runtime.line import Line
 from flodl.runtime.mux import Handlers, PortMux, Run
-from flodl.runtime.ports import listen
+from flodl.runtime.ports import listen, port_of
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Peer, Role, derive_read_token
 
@@ -89,20 +96,29 @@ async def serve(run: RunDir) -> None:
     token = run.read_token()
     sockets = listening.inherited(os.environ) or listen(spec.bind_host, spec.port)
     security = security_of(spec.tls, _addresses(sockets))
-    await Controller(run, spec, token, sockets, security).run()
+    await Controller(run, spec, token, sockets, security, tunnels.open_port(spec)).run()
 
 
 class Controller:
     """One run's controller; see the module docstring."""
 
     def __init__(
-        self, run: RunDir, spec: RunSpec, token: bytes, sockets: list[socket.socket], security: Security
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        token: bytes,
+        sockets: list[socket.socket],
+        security: Security,
+        tunnel_sockets: list[socket.socket],
     ) -> None:
         self._run, self._spec, self._token, self._sockets, self._security = run, spec, token, sockets, security
+        self._tunnel_sockets = tunnel_sockets
+        join_file = spec.join.token_file
+        self._join_token = read_token_file(Path(join_file)) if join_file else None
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
-        self._core = JobCore(_job_settings(spec), self._clock.now_s())
+        self._core = _core(spec, self._clock.now_s())
         self._driver: Driver[ev.JobEvent, act.JobAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
@@ -131,12 +147,9 @@ class Controller:
             run.logs,
             self._driver.post,
             self._events.add,
+            port_of(tunnel_sockets) if tunnel_sockets else 0,
         )
-        self._head: HeadProcess | PromotedHead = (
-            HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
-            if spec.spawns_head
-            else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
-        )
+        self._head = self._new_head(self._core, format_address(host, self._port))
         self._desk = ClientDesk(self._core, spec)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
@@ -162,25 +175,30 @@ class Controller:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
-        run = Run(self._spec.run_id, self._token)
+        run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
+        inner = tunnels.without_http(handlers)
+        tunnel_mux = PortMux(self._tunnel_sockets, run, inner, self._clock, self._security)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 services = [
                     tasks.create_task(mux.serve(), name="port"),
+                    tasks.create_task(tunnel_mux.serve(), name="tunnels"),
                     tasks.create_task(self._expire_rendezvous(), name="rendezvous"),
                     tasks.create_task(self._write_state(), name="state"),
                 ]
                 self._announce()
                 services.append(tasks.create_task(self._roster.bring_up_all(), name="roster"))
-                services.append(tasks.create_task(self._live_head(), name="head"))
+                if self._head is not None:
+                    services.append(tasks.create_task(self._live_head(self._head), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
                     service.cancel()
         finally:
-            await self._head.kill()
+            if self._head is not None:
+                await self._head.kill()
             await self._roster.close()
             self._bulk.close()
             await asyncio.to_thread(self._saves.close)
@@ -188,11 +206,11 @@ class Controller:
             self._logs.close()
             for arrived in self._arrived.values():
                 arrived.discard()
-            for sock in self._sockets:
+            for sock in (*self._sockets, *self._tunnel_sockets):
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
-    async def _live_head(self) -> None:
+    async def _live_head(self, head: HeadProcess | PromotedHead) -> None:
         """A script that we start may do anything before ``Trainer.run``: it waits for preflight, and where that keeps a
         host out, for the run's start without it. It is not started for a run that ends before.
         """
@@ -202,7 +220,7 @@ class Controller:
         if self._spec.spawns_head and self._core.ending.is_decided:
             self._driver.post(ev.HeadExited(0, 0))
         else:
-            await self._head.live(self._driver.post)
+            await head.live(self._driver.post)
 
     def _announce(self) -> None:
         started = process_started(os.getpid())
@@ -228,6 +246,14 @@ class Controller:
             loop.add_signal_handler(number, self._driver.post, asked)
         loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the run goes on")
 
+    def _new_head(self, core: JobCore | PlainCore, address: str) -> HeadProcess | PromotedHead | None:
+        """``address`` reaches us on this machine. A plain run has no head."""
+        if isinstance(core, PlainCore):
+            return None
+        if self._spec.spawns_head:
+            return HeadProcess(self._spec, address, self._run.token_path, self._logs)
+        return PromotedHead(os.getppid(), lambda: core.is_head_told)
+
     def _view(self) -> View:
         names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
         names |= {*_addresses(self._sockets), self._spec.bind_host.lower()}
@@ -243,17 +269,30 @@ class Controller:
         async with stream:
             match peer.role:
                 case Role.DAEMON:
-                    await self._serve_daemon(peer.host, stream)
+                    await self._serve_daemon(peer.host, stream, await self._first_word(stream))
                 case Role.HEAD:
                     await self._serve_head(stream)
                 case Role.CLIENT:
                     await self._serve_client(stream)
+                case Role.WALK_IN:
+                    await self._serve_walk_in(peer.host, stream)
                 case _:
                     assert_never(peer.role)
 
-    async def _serve_daemon(self, host: HostName, stream: FramedStream) -> None:
+    async def _serve_walk_in(self, host: HostName, stream: FramedStream) -> None:
+        """It asks what its daemon needs, and hangs up; then that daemon comes."""
+        message = await self._first_word(stream)
+        if message == AskBootstrap(host):
+            stream.send(self._desk.introduce_walk_in(host))
+        else:
+            await self._serve_daemon(host, stream, message)
+
+    @staticmethod
+    async def _first_word(stream: FramedStream) -> Message:
         async with asyncio.timeout(FIRST_WORD_S):
-            hello = await stream.receive()
+            return await stream.receive()
+
+    async def _serve_daemon(self, host: HostName, stream: FramedStream, hello: Message) -> None:
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
@@ -261,6 +300,8 @@ class Controller:
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
+        for rank in self._core.membership.on_host(host):
+            self._logs.rebase(rank)
         reason = "closed"
         try:
             await self._driver.put(ev.HostSaid(host, hello))
@@ -269,7 +310,7 @@ class Controller:
                 message = await stream.receive()
                 if self._streams.get(host) is not stream:
                     return  # it was dropped; what it said before that is of no interest any more
-                await self._take(host, message)  # type: ignore[arg-type]  # FromDaemon, by vocabulary
+                await self._take(host, message)  # type: ignore[arg-type]  # FromWalkIn, by vocabulary
         except (PeerLost, ProtocolError) as error:
             reason = str(error)
             _log.info("host %s: %s", host, error)
@@ -278,11 +319,13 @@ class Controller:
                 self._forget(host)
                 self._driver.post(ev.HostDropped(host, reason))
 
-    async def _take(self, host: HostName, message: FromDaemon) -> None:
+    async def _take(self, host: HostName, message: FromWalkIn) -> None:
         match message:
-            case HostHello():
-                raise RemoteProtocolError(f"host {host} said hello twice")
-            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) if speaker != host:
+            case HostHello() | AskBootstrap():
+                raise RemoteProtocolError(f"host {host} said {type(message).__name__} in the middle of its talk")
+            case (
+                Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) | PortPicked(speaker)
+            ) if speaker != host:
                 raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:
@@ -299,21 +342,21 @@ class Controller:
         self._bulk.drop(host)
 
     async def _serve_head(self, stream: FramedStream) -> None:
-        if self._head_stream is not None:
-            raise RemoteProtocolError("a second head: this run has one already")
+        head = self._head
+        if head is None or self._head_stream is not None:
+            raise RemoteProtocolError("a second head: this run has one already" if head else "a head of a plain run")
         self._head_stream = stream
         try:
             while True:
                 await self._driver.put(ev.HeadSaid(await stream.receive()))  # type: ignore[arg-type]  # FromHead
         except (PeerLost, ProtocolError) as error:
             _log.info("%s", error)
-            self._head.disconnected()
+            head.disconnected()
         finally:
             self._head_stream = None
 
     async def _serve_client(self, stream: FramedStream) -> None:
-        async with asyncio.timeout(FIRST_WORD_S):
-            message = await stream.receive()
+        message = await self._first_word(stream)
         reply, event = self._desk.answer(message)  # type: ignore[arg-type]  # FromClient, by vocabulary
         if event is not None:
             await self._driver.put(event)
@@ -321,7 +364,7 @@ class Controller:
 
     async def _on_bulk(self, peer: Peer, line: Line) -> None:
         """A bulk connection takes part once it has said the very hello of a host that has joined."""
-        if peer.role is not Role.DAEMON:
+        if peer.role not in (Role.DAEMON, Role.WALK_IN):
             line.sock.close()
             raise RemoteProtocolError(f"a bulk connection of role {peer.role}")
         link = self._bulk.link(peer.host, line.sock, line.tls)
@@ -366,9 +409,11 @@ class Controller:
             case act.SendBundle(transfer, hosts):
                 self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
-                self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
+                if self._head is not None:
+                    self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
             case act.WatchHead(grace_s):
-                self._spawn(self._head.watch(grace_s, self._note_frozen_head))
+                if self._head is not None:
+                    self._spawn(self._head.watch(grace_s, self._note_frozen_head))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):
@@ -481,7 +526,7 @@ class Controller:
         return dict(strict({**named, "outcome": outcome}))
 
     def _view_of_head(self) -> dict[str, Any] | None:
-        script = self._head.script
+        script = None if self._head is None else self._head.script
         if script is None:
             return None
         state = "frozen" if script.is_frozen else "alive" if script.is_alive else "gone"
@@ -532,20 +577,24 @@ def _addresses(sockets: list[socket.socket]) -> list[str]:
     return [str(sock.getsockname()[0]) for sock in sockets]
 
 
-def _job_settings(spec: RunSpec) -> JobSettings:
-    join, live = spec.join, spec.liveness
-    roster = tuple(host.name for host in spec.hosts)
-    return JobSettings(
-        JoinSettings(
-            roster,
-            join.min_rank_start,
-            join.target_ranks,
-            {host.name: host.ranks for host in spec.hosts if host.ranks},
-            join.join_timeout_s,
-            join.max_join_timeout_s,
-            join.elastic,
-        ),
-        LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
-        has_head=True,
-        stop_grace_s=spec.stop_timeout_s,
+def _core(spec: RunSpec, opened_s: float) -> JobCore | PlainCore:
+    live = spec.liveness
+    liveness = LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s)
+    if spec.plain is not None:
+        restarts = spec.plain.max_restarts
+        return PlainCore(PlainSettings(_join_settings(spec), liveness, restarts, spec.stop_timeout_s), opened_s)
+    settings = JobSettings(_join_settings(spec), liveness, has_head=True, stop_grace_s=spec.stop_timeout_s)
+    return JobCore(settings, opened_s)
+
+
+def _join_settings(spec: RunSpec) -> JoinSettings:
+    join = spec.join
+    return JoinSettings(
+        tuple(host.name for host in spec.hosts),
+        join.min_rank_start,
+        join.target_ranks,
+        {host.name: host.ranks for host in spec.hosts if host.ranks},
+        join.join_timeout_s,
+        join.max_join_timeout_s,
+        join.elastic,
     )

@@ -1,9 +1,9 @@
 """May these ranks train together? One pure question, answered with what differs and where."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
-from flodl.messages import HeadReady, RankReady, Settings
+from flodl.messages import HeadReady, HostHello, RankReady, Settings
 
 
 def disagreement(reports: Sequence[RankReady], head: HeadReady | None) -> str:
@@ -33,6 +33,19 @@ def miscounted_ratios(settings: Settings, world_size: int) -> str:
     if ratios is None or len(ratios) == world_size:
         return ""
     return f"partition_ratios has {len(ratios)} ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+
+
+def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
+    """Why ``hosts`` that come through a tunnel may not take part: in a collective mode hosts reach each other.
+    Empty when all may.
+    """
+    mode, tunnelled = settings.cadence.mode, [hello.host for hello in hosts if hello.tunnelled]
+    if not mode.is_collective or not tunnelled:
+        return ""
+    return (
+        f"mode {mode} needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        "controller only: take a cpu mode, or leave the tunnel out"
+    )
 
 
 def _refusal(who: str, differing: Sequence[str]) -> str:

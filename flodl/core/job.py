@@ -10,7 +10,6 @@ an outcome, once decided, only gets its exit code corrected.
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +27,7 @@ from flodl.core.actions import (
     SendHost,
     Severity,
 )
+from flodl.core.admission import shut_off
 from flodl.core.events import (
     BundleRead,
     DrainAsked,
@@ -54,6 +54,7 @@ from flodl.core.place import Place
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
+from flodl.core.running_time import RunningTime
 from flodl.core.saving import never_due
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
@@ -75,9 +76,11 @@ from flodl.messages import (
     HostHello,
     HostStopped,
     KillRank,
+    LeaveWanted,
     LogChunk,
     MinReached,
     OnError,
+    PortPicked,
     RankBeat,
     RankError,
     RankExited,
@@ -141,7 +144,7 @@ class JobCore:
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
-        self._stalled_s = 0.0
+        self._time = RunningTime()
         self._deadline_s: float | None = None
         self.leaving = Leaving(self.membership, settings.stop_grace_s)
         self._losses = Losses()
@@ -152,7 +155,7 @@ class JobCore:
         if self.phase is Phase.ENDED:
             return []
         if isinstance(event, Stalled):
-            self._stalled_s += event.gap_s
+            self._time.stand_still(event.gap_s)
         now_s = self.running_s(now_s)
         match event:
             case HostSaid(host, message):
@@ -202,16 +205,11 @@ class JobCore:
             candidates.append(self.training.next_deadline_s())
         if self.training is not None and self.phase is Phase.FINISHING:
             candidates.append(self.training.saving.next_deadline_s())
-        earliest_s = min((at for at in candidates if at is not None), default=None)
-        if earliest_s is None:
-            return None
-        at_s = earliest_s + self._stalled_s
-        # a sum that was rounded down would be too early for the deadline, and tick for ever
-        return at_s if self.running_s(at_s) >= earliest_s else math.nextafter(at_s, math.inf)
+        return self._time.earliest_s(candidates)
 
     def running_s(self, now_s: float) -> float:
         """``now_s`` in the time that every deadline is counted in: without that in which we did not run ourselves."""
-        return now_s - self._stalled_s
+        return self._time.running_s(now_s)
 
     @property
     def is_head_told(self) -> bool:
@@ -272,13 +270,17 @@ class JobCore:
                 return self._host_gone(host, f"stopped: {reason}", now_s)
             case StopWanted():
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
-            case LogChunk():
-                return []  # the shell's business: bytes to disk
+            case LogChunk() | PortPicked():
+                return []  # the shell's business: bytes to disk; and of no run but a plain one
+            case LeaveWanted(_, source):
+                return self._on_leave(host, source, now_s)
             case _:
                 return self._on_rank(host, message, now_s)
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
         reason = self.refusal(hello.host) or self.startup.window.misfit(hello, self.phase is Phase.WAITING)
+        if not reason and self.phase is Phase.TRAINING:
+            reason = shut_off(self.startup.settings, [hello])
         if reason:
             return self.startup.refuse(hello, reason)
         self.hosts[hello.host] = hello
@@ -603,6 +605,18 @@ class JobCore:
                 actions += self._send_away(rank, DRAINED) + self.leaving.end_rank(host, rank)
         self.training.drain(rank for rank in ranks if rank in self.membership.live)
         return actions
+
+    def _on_leave(self, host: HostName, source: str, now_s: float) -> list[JobAction]:
+        """A walk-in must go: it is drained; where it cannot be spared, the run saves and stops."""
+        is_over = self.ending.is_decided or self.phase in (Phase.FINISHING, Phase.ENDING)
+        if is_over or host not in self.hosts or host in self.leaving:
+            return []
+        if self.phase is not Phase.TRAINING:
+            note = Record("leaving", Severity.INFO, f"{host} leaves before the start: {source}", {"host": host})
+            return [note, *self.leaving.release(host, source)]
+        if not self.drain_refusal(host):
+            return self._on_drain(DrainAsked(host, source))
+        return self._on_stop(StopAsked(f"{source} on {host}", False, end.EXIT_TERMINATED), now_s)
 
     def drain_refusal(self, host: HostName) -> str:
         """Why ``host`` may not be drained now; empty when it may."""

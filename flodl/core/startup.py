@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, Failure, JobAction, Record, SendHost, Severity
-from flodl.core.admission import disagreement, miscounted_ratios
+from flodl.core.admission import disagreement, miscounted_ratios, shut_off
 from flodl.core.events import HostFailed
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
@@ -123,7 +123,11 @@ class Startup:
         """Why the ready ranks, and the head, may not train together; empty when they may."""
         reports = [self.ready[rank] for rank in self._membership.with_status(RankStatus.READY)]
         settings = reports[0].settings
-        return disagreement(reports, self.head_ready) or miscounted_ratios(settings, len(self._membership))
+        return (
+            disagreement(reports, self.head_ready)
+            or shut_off(settings, self.window.joined.values())
+            or miscounted_ratios(settings, len(self._membership))
+        )
 
     def admit(self, version: Version = -1) -> list[JobAction]:
         """All ready ranks are live from now on; their first round publishes ``version`` + 1."""

@@ -41,7 +41,10 @@ class Bootstrap:
     --x``. ``cwd`` is absolute, or ``.``, the folder in which the daemon was started. ``python`` empty means the
     daemon's own interpreter. ``env`` is added to the daemon's own environment for every rank. ``spool_dir`` is where
     the ranks' output is kept until it has been shipped; empty lets the daemon make a private temporary directory.
-    ``tls`` says at which of the controllers' addresses the daemon wants TLS.
+    ``tls`` says at which of the controllers' addresses the daemon wants TLS. ``tunnelled``: those addresses are this
+    end of an ssh session that leads to the controller. ``is_walk_in``: the host came by itself, and ``secret`` is its
+    join secret. ``project`` is what the roster says of the project's folder there, for a walk-in of the roster that has
+    no word of its own.
     """
 
     run_id: str
@@ -58,6 +61,9 @@ class Bootstrap:
     stop_timeout_s: float
     spool_dir: str = ""
     tls: TlsMode = TlsMode.AUTO
+    tunnelled: bool = False
+    is_walk_in: bool = False
+    project: str = ""
 
 
 def encode(bootstrap: Bootstrap) -> bytes:

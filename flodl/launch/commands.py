@@ -25,18 +25,26 @@ _START: Final = (
     'exec "$fdl_py" -P -m flodl_daemon.warden -- "$fdl_py" -P -m flodl_daemon run --bootstrap-stdin'
 )
 
+_AGENT: Final = (
+    'case "$2" in "~/"*) fdl_py="$HOME${2#"~"}";; *) fdl_py=$2;; esac; '
+    f'command -v -- "$fdl_py" >/dev/null 2>&1 || exit {INTERPRETER_MISSING}; '
+    'exec "$fdl_py" -I -c "import sys; read = sys.stdin.buffer; exec(read.read(int(read.readline())))"'
+)
+
 _LOGIN_SHELL: Final = (
     'case "${SHELL##*/}" in bash|zsh|ksh|dash|ash|sh) fdl_sh=$SHELL;; *) fdl_sh=/bin/sh;; esac; '
     'exec "$fdl_sh" -lc "$3" fdl "$1" "$2"'
 )
 
 
-def daemon_argv(python: str, bound_grace_s: float | None = None) -> list[str]:
+def daemon_argv(python: str, bound_grace_s: float | None = None, pulse_fd: int = -1) -> list[str]:
     """The daemon under its warden, on this machine. With ``bound_grace_s`` it lives no longer than whoever holds the
-    other end of its standard input: it is told to end then, and killed so many seconds later.
+    other end of its standard input: it is told to end then, and killed so many seconds later. With ``pulse_fd``, a
+    descriptor that it inherits, it writes a byte there for each of its beats.
     """
+    pulse = [] if pulse_fd < 0 else ["--pulse-fd", str(pulse_fd)]
     bound = [] if bound_grace_s is None else ["--parent-fd", "0", "--grace", f"{bound_grace_s:g}"]
-    return [python, *WARDEN, *bound, "--", python, *DAEMON]
+    return [python, *WARDEN, *bound, "--", python, *DAEMON, *pulse]
 
 
 def controller_argv(python: str, run_dir: str) -> list[str]:
@@ -50,18 +58,25 @@ def remote_command(host: "HostPlan") -> str:
     It ends with 91 when the folder is missing and 92 when the interpreter is. Without a configured interpreter, a
     login shell is asked for its PATH's ``python3``.
     """
-    return _in_shell(host, _START)
+    return _by_interpreter(host, _START)
+
+
+def agent_command(host: "HostPlan") -> str:
+    """What ssh is asked to run on ``host`` for a sync: its interpreter, which takes its program from the input, a line
+    with its length in front. It ends with 92 when the interpreter is missing.
+    """
+    return _by_interpreter(host, _AGENT)
 
 
 def remote_question(host: "HostPlan", code: str, nonce: str) -> str:
-    """What ssh is asked to run before that: Python ``code`` in the very interpreter and, where there is one, folder of
-    the daemon. It ends with 92 when the interpreter is missing.
+    """What ssh is asked to run for preflight: Python ``code`` in the very interpreter and, where there is one, folder
+    of the daemon. It ends with 92 when the interpreter is missing.
     """
     ask = shlex.join(["-c", code, nonce])
-    return _in_shell(host, f'{_EXPAND}cd -- "$fdl_dir" 2>/dev/null; {_FIND}exec "$fdl_py" {ask}')
+    return _by_interpreter(host, f'{_EXPAND}cd -- "$fdl_dir" 2>/dev/null; {_FIND}exec "$fdl_py" {ask}')
 
 
-def _in_shell(host: "HostPlan", script: str) -> str:
+def _by_interpreter(host: "HostPlan", script: str) -> str:
     if host.python:
         words = ["/bin/sh", "-c", script, "fdl", host.cwd, host.python]
     else:

@@ -160,7 +160,7 @@ class ControllerClient:
         """
         reply = self._ask(AskBootstrap(host), BootstrapGiven | Declined)
         if isinstance(reply, BootstrapGiven):
-            return _read_bootstrap(reply.document)
+            return read_bootstrap(reply.document)
         if reply.is_early:
             return Declined(reply.reason, True)
         raise JoinRefused(f"{self._where} does not take host {host} in: {reply.reason}")
@@ -256,7 +256,12 @@ class ControllerClient:
         return words
 
 
-def _read_bootstrap(document: str) -> Bootstrap:
+def read_bootstrap(document: str) -> Bootstrap:
+    """What a controller gives a machine that comes by itself.
+
+    Raises:
+        RemoteProtocolError: it is none.
+    """
     try:
         given = load(Bootstrap, document)
     except DocumentFault as fault:

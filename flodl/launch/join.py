@@ -33,7 +33,7 @@ from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import ControllerClient
 from flodl.launch.devices import offered
 from flodl.launch.local import LocalDaemon, start_local
-from flodl.launch.plan import HostKind, HostPlan
+from flodl.launch.plan import HostKind, HostPlan, SshSpec
 from flodl.launch.presence import Presence
 from flodl.launch.progress import is_shown
 from flodl.launch.running import DaemonEnded
@@ -64,7 +64,7 @@ class JoinRequest:
     """``address`` and ``port`` are the controller's, seen from here. ``run_id`` is empty where it is not known.
     ``devices`` are words as in the cluster file. ``project`` is the folder of this machine's copy of the project.
     ``log_path`` says where the daemon's own words go, from the run's id. ``tls`` says whether the controller's address
-    wants TLS.
+    wants TLS. With ``ssh`` that address is one of the machine to which it logs in, and only it gets there.
     """
 
     address: str
@@ -76,6 +76,7 @@ class JoinRequest:
     project: str
     log_path: Callable[[str], Path]
     tls: TlsMode = TlsMode.AUTO
+    ssh: SshSpec | None = None
 
 
 def join(request: JoinRequest) -> int:
@@ -96,16 +97,32 @@ def join(request: JoinRequest) -> int:
         offered(request.devices, request.host)
     except ConfigError as error:
         raise PreflightError(str(error)) from None
-    return asyncio.run(_Guest(request, Terminal()).stay())
+    return asyncio.run(_stay(request, Terminal()))
+
+
+async def _stay(request: JoinRequest, terminal: Terminal) -> int:
+    if request.ssh is None:
+        return await _Guest(request, terminal, format_address(request.address, request.port)).stay()
+    from flodl.launch.forward import LOOPBACK, forwarded  # asyncssh takes 0.3 s to import
+
+    where = f"{format_address(request.address, request.port)} through {request.ssh.target}"
+    async with forwarded(request.ssh, request.address, request.port, lambda text: terminal.say(f"fdl: {text}")) as way:
+        near = dataclasses.replace(request, address=LOOPBACK, port=way.port, tls=request.tls.through(request.address))
+        try:
+            return await _Guest(near, terminal, where).stay()
+        except FlodlError:
+            if not way.is_open:
+                terminal.say(f"fdl: the ssh session with {request.ssh.target} was lost")
+            raise
 
 
 class _Guest:
     """One host's stay. ``stay`` returns the exit code."""
 
-    def __init__(self, request: JoinRequest, terminal: Terminal) -> None:
-        self._request, self._terminal = request, terminal
+    def __init__(self, request: JoinRequest, terminal: Terminal, where: str) -> None:
+        """``where`` names the controller's address for people."""
+        self._request, self._terminal, self._where = request, terminal, where
         self._client = ControllerClient(request.run_id, request.token, request.address, request.port, tls=request.tls)
-        self._where = format_address(request.address, request.port)
         self._signals: list[int] = []
         self._forced = asyncio.Event()
         self._presence: Presence | None = None
@@ -127,7 +144,8 @@ class _Guest:
                 await (daemon.kill() if self._forced.is_set() else daemon.close())
         with suppress(FlodlError):
             await self._look(presence)
-        return self._verdict(ended, presence, self._request.log_path(given.run_id))
+        # In a thread, because it asks the controller, and the way there may be this loop's.
+        return await asyncio.to_thread(self._verdict, ended, presence, self._request.log_path(given.run_id))
 
     # -------------------------------------------------------------------------------------------------------- coming
     async def _ask_bootstrap(self) -> Bootstrap | None:
@@ -152,15 +170,16 @@ class _Guest:
 
     async def _start(self, given: Bootstrap) -> LocalDaemon:
         request = self._request
-        folder = _own_folder(request.project, given)
+        folder = own_folder(request.project, given)
         bootstrap = dataclasses.replace(
             given,
             secret=derive_host_secret(request.token, request.host).hex(),
-            controllers=(self._where,),
+            controllers=(format_address(request.address, request.port),),
             host=request.host,
             devices=request.devices,
             cwd=folder,
             tls=request.tls,
+            tunnelled=request.ssh is not None,
         )
         host = HostPlan(request.host, HostKind.LOCAL, request.devices, sys.executable, folder, given.script)
         log_path = request.log_path(given.run_id)
@@ -253,8 +272,12 @@ class _Guest:
         return f"\nlast lines of rank {rank}'s stderr:{''.join(lines)}" if lines else ""
 
 
-def _own_folder(project: str, given: Bootstrap) -> str:
-    """Where the ranks run: in this machine's copy of the project, which has to hold the script."""
+def own_folder(project: str, given: Bootstrap) -> str:
+    """Where the ranks run: in this machine's copy of the project, which has to hold the script.
+
+    Raises:
+        PreflightError: the folder or the script is not there.
+    """
     remedy = "this machine needs its own copy of the project; --path names its folder"
     folder = os.path.normpath(os.path.join(project, given.cwd))
     if not os.path.isdir(folder):

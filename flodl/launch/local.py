@@ -16,6 +16,7 @@ from flodl.launch.plan import HostPlan
 from flodl.launch.running import START_TIMEOUT_S, DaemonEnded, HostLog, pump, start_failure
 
 CLOSE_TIMEOUT_S: Final = 5.0
+LAST_WORDS_S: Final = 1.0
 
 
 class LocalDaemon:
@@ -33,9 +34,14 @@ class LocalDaemon:
             return DaemonEnded(128 - code, f"ended by {signal.Signals(-code).name}")
         return DaemonEnded(code, f"ended with code {code}")
 
+    def terminate(self) -> None:
+        """SIGTERM, by way of its warden; what that means it says itself."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
     async def kill(self) -> None:
         """End it at once; its warden clears what it leaves behind."""
-        self._kill_daemon()
+        self.end_now()
         await self.close()
 
     async def close(self) -> None:
@@ -43,32 +49,39 @@ class LocalDaemon:
 
         What is killed first is the daemon below the warden, which may be frozen: the warden then ends the whole tree.
         """
-        for end in (self._process.terminate, self._kill_daemon, self._process.kill):
+        for end in (self._process.terminate, self.end_now, self._process.kill):
             if self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     end()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
+        await asyncio.wait(self._pumps, timeout=LAST_WORDS_S)
         for task in self._pumps:
             task.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
-    def _kill_daemon(self) -> None:
+    def end_now(self) -> None:
+        """SIGKILL to the daemon below the warden, which then ends the whole tree."""
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(self._process.pid).children():
                 child.kill()
 
 
 async def start_local(
-    host: HostPlan, bootstrap: Bootstrap, log_path: Path, bound_grace_s: float | None = None
+    host: HostPlan,
+    bootstrap: Bootstrap,
+    log_path: Path | None,
+    bound_grace_s: float | None = None,
+    pulse_fd: int = -1,
 ) -> LocalDaemon:
     """Start the daemon of ``host`` here and hand it its bootstrap; returns once it has read it.
 
     Args:
         host: of kind ``local``.
         bootstrap: with the host's secret and the controller's address.
-        log_path: where the daemon's own output goes.
+        log_path: where the daemon's own output goes; None puts it among our own words on stderr.
         bound_grace_s: None lets it live on when this process dies; else it ends with us, within so many seconds.
+        pulse_fd: where it writes a byte for each of its beats, the number of ranks that run; -1: nowhere.
 
     Raises:
         HostUnreachable: stage start: no such folder or interpreter, no flodl in it, or not ready in time.
@@ -76,11 +89,12 @@ async def start_local(
     log = HostLog(log_path)
     _check(host, log)
     process = await asyncio.create_subprocess_exec(
-        *daemon_argv(host.python, bound_grace_s),
+        *daemon_argv(host.python, bound_grace_s, pulse_fd),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         cwd=host.cwd,
+        pass_fds=() if pulse_fd < 0 else (pulse_fd,),
         start_new_session=True,
     )
     assert process.stdin is not None

@@ -58,7 +58,7 @@ async def open_over_ssh(host: HostPlan, nonce: str, login: Login, configured: tu
         HostUnreachable: stage join: the controller has no address for it.
         OSError, asyncssh.Error: no channel.
     """
-    controllers = dial_candidates(host, configured, login, port)
+    controllers = () if host.tunnel else dial_candidates(host, configured, login, port)
     process = await login.connection.create_process(
         remote_question(host, collect.RUN, nonce), encoding=None, stderr=asyncssh.STDOUT
     )

@@ -7,7 +7,7 @@ file; the controller executes a ``RunSpec`` and asks nobody else. ``describe`` p
 import os.path
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -32,10 +32,11 @@ _TLS_WORDS: Final = {
 
 
 class HostKind(StrEnum):
-    """How a host's daemon comes up: as a child process here, or over ssh."""
+    """How a host's daemon comes up: as a child process here, over ssh, or by itself, under its own service manager."""
 
     LOCAL = "local"
     SSH = "ssh"
+    MANAGED = "managed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,9 @@ class SshSpec:
     """How to reach a host. What is None is left to the user's own ssh configuration.
 
     ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
+    So many seconds, ``patience_s``, the session bears at least without a sign of life unless the user's own options say
+    otherwise. ``reopens``: it is opened anew when it breaks, perhaps after a logout, so that keys in files are tried
+    before those of an agent.
     """
 
     target: str
@@ -51,6 +55,8 @@ class SshSpec:
     identity_file: str | None = None
     proxy_jump: str | None = None
     options: tuple[str, ...] = ()
+    patience_s: float = 0.0
+    reopens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,9 @@ class HostPlan:
 
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
-    cluster file demands, empty where admission decides. ``ssh`` is None for a local host.
+    cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
+    reaches the controller through the ssh session that starts it. ``project`` is the project's folder there, ``cwd`` or
+    above it.
     """
 
     name: str
@@ -71,13 +79,32 @@ class HostPlan:
     ranks: tuple[int, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
+    tunnel: bool = False
+    project: str = ""
+
+
+class SyncMode(StrEnum):
+    """How the project gets to the hosts that are reached by ssh: it is there already, or it is copied."""
+
+    OFF = "off"
+    RSYNC = "rsync"
+    SFTP = "sftp"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """``exclude`` are patterns of what is not copied; ``limit_gb`` bounds what may be (``tree.over_limit``)."""
+
+    mode: SyncMode = SyncMode.OFF
+    exclude: tuple[str, ...] = ()
+    limit_gb: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class JoinPlan:
     """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
 
-    ``elastic``: hosts may join a run that trains.
+    ``elastic``: hosts may join a run that trains. ``token_file``: the join token of walk-ins, empty: there are none.
     """
 
     min_rank_start: int = 0
@@ -85,6 +112,16 @@ class JoinPlan:
     join_timeout_s: float = 300.0
     max_join_timeout_s: float = 600.0
     elastic: bool = True
+    token_file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """A run whose script trains by itself, as under torchrun: no engine, no head. So often all ranks are started anew
+    after a failure, ``max_restarts``.
+    """
+
+    max_restarts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +132,8 @@ class RunSpec:
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
-    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``preflight``: hosts are looked at
-    before their daemons start.
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
+    engine. ``preflight``: hosts are looked at before their daemons start.
     """
 
     schema: int
@@ -120,6 +157,8 @@ class RunSpec:
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
     preflight: bool = True
+    plain: PlainPlan | None = None
+    sync: SyncSettings = SyncSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +167,8 @@ class LaunchRequest:
 
     ``script`` is what follows the interpreter, verbatim: ``("train.py", "--epochs", "5")`` or ``("-m", "pkg.mod")``.
     ``cwd`` is absolute. ``local_names`` are the names and addresses of this machine. ``name`` is the run's name, empty
-    for the script's. Times are seconds; ``created_s`` is wall time.
+    for the script's. Times are seconds; ``created_s`` is wall time. ``join_token_file`` is what the environment
+    names, ``own_join_token_file`` what this user keeps (``launch.join_token``); each empty without one.
     """
 
     run_id: str
@@ -140,6 +180,9 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
+    join_token_file: str = ""
+    own_join_token_file: str = ""
     preflight: bool = True
 
 
@@ -154,11 +197,13 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
     launch happens below the project folder here, else in the project folder itself.
 
     Raises:
-        ConfigError: no script, or an ssh option that cannot be honoured.
+        ConfigError: no script, an ssh option that cannot be honoured, a tunnel to this machine, or a managed worker
+            without a join token.
     """
     if not request.script or request.script == ("-m",):
         raise ConfigError("no script to launch; try: fdl launch train.py")
     controller = spec.controller
+    token_file = _join_token_file(spec, request)
     project = os.path.normpath(_expanded(controller.path, request.cwd))
     below = _below(request.cwd, project)
     env = {**dict(spec.env), "FDL_RUN_ID": request.run_id}
@@ -186,12 +231,15 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.join_timeout,
             controller.join.max_join_timeout,
             controller.join.elastic,
+            token_file,
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
         preflight=request.preflight,
+        plain=request.plain,
+        sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )
 
 
@@ -218,6 +266,7 @@ def bootstrap_for(spec: RunSpec, host: HostPlan, secret: str, controllers: tuple
         on_disconnect_s=spec.on_disconnect_s,
         stop_timeout_s=spec.stop_timeout_s,
         tls=spec.tls,
+        tunnelled=host.tunnel,
     )
 
 
@@ -245,6 +294,18 @@ def guest_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
     )
 
 
+def walk_in_bootstrap(spec: RunSpec, host: str) -> Bootstrap:
+    """As ``guest_bootstrap``, for a machine that has proven its join secret; a managed one of the roster is told what
+    the cluster file says of it, too: devices, interpreter and the project's folder.
+    """
+    given = replace(guest_bootstrap(spec, host), is_walk_in=True)
+    known = next((plan for plan in spec.hosts if plan.name == host and plan.kind is HostKind.MANAGED), None)
+    if known is None:
+        return given
+    folder = known.cwd if given.cwd == "." else known.cwd.removesuffix(f"/{given.cwd}")
+    return replace(given, devices=known.devices, python=known.python, project=folder)
+
+
 def describe(spec: RunSpec, run_dir: str) -> list[str]:
     """Every command, folder and environment key of the run, as lines for ``--dry-run``; values of variables are left
     out, for they may be secrets.
@@ -256,16 +317,17 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"tls         {_TLS_WORDS[spec.tls]}",
         f"directory   {run_dir}",
         f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
-        f"head        {shlex.join([spec.python, *spec.script])}",
-        f"  in        {spec.cwd}",
-        f"  env       {_keys(spec.env)}",
+        *_describe_head(spec),
     ]
+    if spec.join.token_file:
+        lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
-        start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+        way = f"{host.kind}, tunnel" if host.tunnel else host.kind
+        is_copied = spec.sync.mode is not SyncMode.OFF and host.kind is HostKind.SSH
         lines += [
-            f"host        {host.name} ({host.kind}), devices: {' '.join(host.devices)}",
-            f"  daemon    {shlex.join(start)}",
-            "  stdin     bootstrap with the host's secret: <redacted>",
+            f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
+            *([f"  copied    by {spec.sync.mode} to {host.project}"] if is_copied else []),
+            *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
             f"  env       {_keys({**spec.env, **host.env})}",
@@ -273,18 +335,57 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
     return lines
 
 
+def _describe_head(spec: RunSpec) -> list[str]:
+    if spec.plain is not None:
+        return [f"plain       no head, no engine; max_restarts: {spec.plain.max_restarts}"]
+    return [
+        f"head        {shlex.join([spec.python, *spec.script])}",
+        f"  in        {spec.cwd}",
+        f"  env       {_keys(spec.env)}",
+    ]
+
+
+def _start_lines(host: HostPlan) -> list[str]:
+    if host.kind is HostKind.MANAGED:
+        return ["  daemon    dials in by itself"]
+    start = commands.openssh_command(host) or commands.daemon_argv(host.python)
+    return [f"  daemon    {shlex.join(start)}", "  stdin     bootstrap with the host's secret: <redacted>"]
+
+
+def _join_token_file(spec: "ClusterSpec", request: LaunchRequest) -> str:
+    """The file of the join token in use: the environment's, the cluster file's, the user's own; empty without one."""
+    configured = _expanded(spec.controller.join.token_file, "")
+    path = request.join_token_file or configured or request.own_join_token_file
+    managed = [worker.host for worker in spec.workers if worker.daemon == "managed"]
+    if managed and not path:
+        raise ConfigError(
+            f"worker {managed[0]} has a managed daemon, and there is no join token that it could prove\n"
+            f"  fdl join-config {managed[0]} makes one; `controller.join.token_file` and FDL_JOIN_TOKEN_FILE name any"
+        )
+    return path
+
+
 def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:
-    is_local = worker.ssh is None and (worker.host in request.local_names or worker.host == spec.controller.host)
+    is_managed = worker.daemon == "managed"
+    is_local = (
+        not is_managed
+        and worker.ssh is None
+        and (worker.host in request.local_names or worker.host == spec.controller.host)
+    )
     folder = worker.path or project
     if is_local:
         folder = os.path.normpath(_expanded(worker.path, project))
-    ssh = None if is_local else _ssh(worker)
+    if is_local and worker.tunnel:
+        raise ConfigError(
+            f"worker {worker.host} is this machine: there is no ssh session for its `tunnel`; leave it out"
+        )
+    ssh = None if is_local or is_managed else _ssh(worker, spec.liveness.dead_s)
     if ssh is not None:
         parse_options(ssh.options, worker.host)
     devices = ("all",) if worker.local_devices == "all" else tuple(str(device) for device in worker.local_devices)
     return HostPlan(
         name=worker.host,
-        kind=HostKind.LOCAL if is_local else HostKind.SSH,
+        kind=HostKind.MANAGED if is_managed else HostKind.LOCAL if is_local else HostKind.SSH,
         devices=devices,
         python=worker.python or (request.python if is_local else ""),
         cwd=folder if below == "." else os.path.join(folder, below),
@@ -292,14 +393,17 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         ranks=worker.ranks or (),
         env=_host_env(worker),
         ssh=ssh,
+        tunnel=worker.tunnel,
+        project=folder,
     )
 
 
-def _ssh(worker: "WorkerSpec") -> SshSpec:
-    ssh = worker.ssh
-    if ssh is None:
-        return SshSpec(worker.host)
-    return SshSpec(worker.ssh_target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+def _ssh(worker: "WorkerSpec", dead_s: float) -> SshSpec:
+    ssh, target = worker.ssh, worker.ssh_target
+    spec = SshSpec(target)
+    if ssh is not None:
+        spec = SshSpec(target, ssh.port, ssh.user, ssh.identity_file, ssh.proxy_jump, tuple(ssh.options))
+    return replace(spec, patience_s=dead_s, reopens=True) if worker.tunnel else spec
 
 
 def _host_env(worker: "WorkerSpec") -> dict[str, str]:

@@ -7,12 +7,14 @@ import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 from typing import Final
 
 from flodl.errors import ConfigError, HostUnreachable, PreflightError
 from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
+from flodl.launch.rundir import read_token_file
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
@@ -100,6 +102,16 @@ def check_interpreter(spec: RunSpec) -> None:
     """
     if not os.access(spec.python, os.X_OK):
         raise PreflightError(f"interpreter {spec.python} cannot be executed")
+
+
+def check_join_token(spec: RunSpec) -> None:
+    """The join token of walk-ins, where there is one, can be read.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if spec.join.token_file:
+        read_token_file(Path(spec.join.token_file))
 
 
 def _check_module(name: str, cwd: str) -> None:

@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/fdl/runs/<run_id>/        (FDL_STATE_HOME replaces $XDG_STATE_HOME/fdl)
         run.json         what was asked: a ``flodl.launch.plan.RunSpec``, without secrets
+        tree.json        where the launch copied the project: its ``flodl.launch.tree.Tree``
         token            the run's secret, 64 hex digits
         controller.json  written by the controller once it listens: a ``ControllerInfo``
         state.json       the last snapshot            outcome.json   how the run ended
@@ -78,6 +79,11 @@ class RunDir:
         return self.path / "controller.json"
 
     @property
+    def tree_json(self) -> Path:
+        """The project's files and their hashes at the launch."""
+        return self.path / "tree.json"
+
+    @property
     def state_json(self) -> Path:
         """The last snapshot."""
         return self.path / "state.json"
@@ -144,8 +150,9 @@ class RunDir:
         return info is not None and process_started(info.pid) == info.started
 
 
-def read_token_file(path: Path) -> bytes:
-    """The secret in a token file.
+def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
+    """The secret in a token file. ``is_credential``: it lies where systemd put it, which may let the service's user in
+    by an entry that shows as the group's right to read.
 
     Raises:
         ConfigError: missing, readable by others, or not 64 hex digits.
@@ -153,17 +160,17 @@ def read_token_file(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; the run's token cannot be read") from None
+        raise ConfigError(f"{path}: {error.strerror}; the token cannot be read") from None
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
-            raise ConfigError(f"{path}: no regular file; the run's token cannot be read")
+            raise ConfigError(f"{path}: no regular file; the token cannot be read")
         text = os.read(descriptor, 4 * TOKEN_BYTES).strip()
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}; the run's token cannot be read") from None
+        raise ConfigError(f"{path}: {error.strerror}; the token cannot be read") from None
     finally:
         os.close(descriptor)
-    mode &= 0o077
+    mode &= 0o037 if is_credential else 0o077
     if mode:
         raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
     try:
@@ -173,6 +180,17 @@ def read_token_file(path: Path) -> bytes:
     if len(token) != TOKEN_BYTES:
         raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits)")
     return token
+
+
+def write_token_file(path: Path, secret: bytes) -> None:
+    """Make a token file, mode 0600 from its first moment on; nothing that is there is followed or replaced.
+
+    Raises:
+        OSError: it exists, or cannot be made.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
+        file.write(secret.hex())
 
 
 def state_home() -> Path:
@@ -214,9 +232,8 @@ def create(run_id: str) -> RunDir:
 def _furnish(run: RunDir) -> None:
     """What every run's directory has from the start. Raises OSError."""
     run.logs.mkdir(mode=0o700)
+    write_token_file(run.token_path, secrets.token_bytes(TOKEN_BYTES))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(run.token_path, flags, 0o600), "w", encoding="ascii") as file:
-        file.write(secrets.token_hex(TOKEN_BYTES))
     reserve = os.open(run.path / RESERVE_NAME, flags, 0o600)
     try:
         os.posix_fallocate(reserve, 0, RESERVE_BYTES)

@@ -24,6 +24,7 @@ MAX_LOG_BYTES: Final = 16 << 20
 """A daemon says little; what a noisy login adds must not fill the disk."""
 
 TAIL_BYTES: Final = 4096
+_APPEND: Final = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
 PIECE_BYTES: Final = 1 << 16
 
 Read: TypeAlias = Callable[[int], Awaitable[bytes]]
@@ -50,9 +51,11 @@ class RunningDaemon(Protocol):
 
 
 class HostLog:
-    """The host's log file, ``logs/daemon-HOST.log``: appended to, bounded, and remembered for error reports."""
+    """The host's log file, ``logs/daemon-HOST.log``: appended to, bounded, and remembered for error reports. Without a
+    file our own stderr takes its place.
+    """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None) -> None:
         self._path = path
         self._left_bytes = MAX_LOG_BYTES
         self._tail = b""
@@ -65,7 +68,7 @@ class HostLog:
         if not piece:
             return
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
+            descriptor = os.dup(2) if self._path is None else os.open(self._path, _APPEND, 0o600)
         except OSError:
             self._left_bytes = 0
             return

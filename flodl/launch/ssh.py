@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,10 @@ from flodl.launch.running import START_TIMEOUT_S, DaemonEnded, HostLog, pump, st
 from flodl.launch.ssh_login import Login, log_in
 
 CLOSE_TIMEOUT_S: Final = 5.0
+TUNNEL_TIMEOUT_S: Final = 10.0
+"""For the other side to listen."""
+
+LOOPBACK: Final = "127.0.0.1"
 
 
 class SshDaemon:
@@ -70,6 +74,7 @@ async def start_host(
     logins: asyncio.Semaphore,
     port: int,
     warn: Callable[[str], None],
+    prepare: Callable[[Login], Awaitable[None]] | None = None,
     login: Login | None = None,
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
@@ -80,13 +85,14 @@ async def start_host(
             machine's address on the way to the host is added to them.
         log_path: where everything that the host prints goes.
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
-        port: the controller's.
+        port: the controller's; for a host with a tunnel, the one on loopback here to which its session leads.
         warn: told of what the user's own options weaken, as soon as the login stands.
+        prepare: done once the login stands, before anything starts there; None where there is nothing to do.
         login: a session that is open already; it is this function's from now on.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
-        HostUnreachable: with the stage (resolve, connect, host key, auth, start) and a remedy.
+        HostUnreachable: with the stage (resolve, connect, host key, auth, tunnel, start) and a remedy.
     """
     assert host.ssh is not None
     log = HostLog(log_path)
@@ -96,11 +102,29 @@ async def start_host(
     for warning in login.warnings:
         warn(warning)
     try:
-        controllers = dial_candidates(host, bootstrap.controllers, login, port)
+        if prepare is not None:
+            await prepare(login)
+        if host.tunnel:
+            controllers: tuple[str, ...] = (await _open_tunnel(host.name, login, port),)
+        else:
+            controllers = dial_candidates(host, bootstrap.controllers, login, port)
         return await _start(host, dataclasses.replace(bootstrap, controllers=controllers), login, log)
     except BaseException:
         await login.close()
         raise
+
+
+async def _open_tunnel(host: str, login: Login, port: int) -> str:
+    """Have the host listen on its loopback and lead what comes there to ``port`` on ours; returns the address there."""
+    try:
+        async with asyncio.timeout(TUNNEL_TIMEOUT_S):
+            listener = await login.connection.forward_remote_port(LOOPBACK, 0, LOOPBACK, port)
+    except TimeoutError:
+        raise HostUnreachable(host, "tunnel", f"no answer within {TUNNEL_TIMEOUT_S:g} s") from None
+    except (OSError, asyncssh.Error, asyncssh.ChannelListenError) as error:
+        remedy = "let its sshd forward: AllowTcpForwarding yes (or remote) in sshd_config there, and no PermitListen"
+        raise HostUnreachable(host, "tunnel", f"its sshd does not forward a port: {error}", remedy) from None
+    return format_address(LOOPBACK, listener.get_port())
 
 
 async def _start(host: HostPlan, bootstrap: Bootstrap, login: Login, log: HostLog) -> SshDaemon:

@@ -6,6 +6,7 @@ missing options added, so that what ``ssh HOST true`` accepts is accepted.
 """
 
 import getpass
+import math
 import os
 import shlex
 from collections.abc import Iterable
@@ -54,7 +55,8 @@ class ResolvedHost:
 
     ``identity_files`` are the existing ones, None when the defaults apply; ``missing_identities`` do not exist.
     ``known_hosts`` are the user's files (the first is the one to add to), then the system's. ``jumps`` come in the
-    order in which they are passed.
+    order in which they are passed. ``prefers_files``: a key from a file is better than one of the agent, which may be
+    gone when the session has to be opened anew.
     """
 
     label: str
@@ -74,6 +76,7 @@ class ResolvedHost:
     alive_interval_s: float
     alive_count: int
     config_text: str
+    prefers_files: bool
 
     @property
     def known_name(self) -> str:
@@ -180,6 +183,8 @@ def _resolved(spec: SshSpec, config: SSHClientConfig, text: str) -> ResolvedHost
     user_known = _strings(config.get("UserKnownHostsFile", list(USER_KNOWN_HOSTS)))
     system_known = _strings(config.get("GlobalKnownHostsFile", list(SYSTEM_KNOWN_HOSTS)))
     jump = config.get("ProxyJump")
+    alive_interval_s = float(str(config.get("ServerAliveInterval") or ALIVE_INTERVAL_S))
+    alive_count = max(ALIVE_COUNT, math.ceil(spec.patience_s / alive_interval_s))
     return ResolvedHost(
         label=spec.target,
         host=host,
@@ -195,9 +200,10 @@ def _resolved(spec: SshSpec, config: SSHClientConfig, text: str) -> ResolvedHost
         jumps=tuple(part.strip() for part in str(jump).split(",")) if jump else (),
         proxy_command=bool(config.get("ProxyCommand")) and not jump,
         connect_timeout_s=float(str(config.get("ConnectTimeout") or CONNECT_TIMEOUT_S)),
-        alive_interval_s=float(str(config.get("ServerAliveInterval") or ALIVE_INTERVAL_S)),
-        alive_count=int(str(config.get("ServerAliveCountMax", ALIVE_COUNT))),
+        alive_interval_s=alive_interval_s,
+        alive_count=int(str(config.get("ServerAliveCountMax", alive_count))),
         config_text=text,
+        prefers_files=spec.reopens,
     )
 
 

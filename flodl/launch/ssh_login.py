@@ -6,6 +6,7 @@ known-hosts files and options; what the user's own options switch off is warned 
 
 import asyncio
 import base64
+import dataclasses
 import hashlib
 import hmac
 import logging
@@ -92,6 +93,7 @@ async def _through_hops(spec: SshSpec, host: str, hop: str, seen: tuple[str, ...
         raise HostUnreachable(host, "resolve", f"ProxyJump goes in circles or too far: {' → '.join((*seen, name))}")
     login: Login | None = None
     for jump in map(jump_spec, resolved.jumps):
+        jump = dataclasses.replace(jump, patience_s=spec.patience_s, reopens=spec.reopens)
         label = f"jump host {jump.target}"
         if login is None:
             login = await _through_hops(jump, host, label, (*seen, name))
@@ -102,7 +104,7 @@ async def _through_hops(spec: SshSpec, host: str, hop: str, seen: tuple[str, ...
 
 async def _one_more(login: Login | None, resolved: ResolvedHost, host: str, hop: str) -> Login:
     try:
-        opened = await _with_retries(login, resolved, host, hop)
+        opened = await _with_lasting_key(login, resolved, host, hop)
     except BaseException:
         if login is not None:
             await login.close()
@@ -113,6 +115,23 @@ async def _one_more(login: Login | None, resolved: ResolvedHost, host: str, hop:
     login.connection = opened.connection
     login.warnings += opened.warnings
     return login
+
+
+async def _with_lasting_key(login: Login | None, resolved: ResolvedHost, host: str, hop: str) -> Login:
+    """With a key from a file where that is preferred and possible; else it is said that the agent has to stay."""
+    if not resolved.prefers_files or not resolved.agent:
+        return await _with_retries(login, resolved, host, hop)
+    try:
+        return await _with_retries(login, dataclasses.replace(resolved, agent=""), host, hop)
+    except HostUnreachable as error:
+        if error.stage != "auth":
+            raise
+    opened = await _with_retries(login, resolved, host, hop)
+    opened.warnings.append(
+        f"host {host}: only a key of your ssh agent opens {hop or resolved.host}: should the tunnel break when the "
+        "agent is gone (you have logged out), the host is lost; `ssh.identity_file` names a key without a passphrase"
+    )
+    return opened
 
 
 async def _with_retries(login: Login | None, resolved: ResolvedHost, host: str, hop: str) -> Login:
@@ -235,11 +254,14 @@ class _Attempt:
     async def _asyncssh_connect(
         self, sock: socket.socket | None, options_path: str, authenticating: Callable[[], None]
     ) -> asyncssh.SSHClientConnection:
-        to, extra = self._to, {}
+        to = self._to
+        extra: dict[str, object] = {}
         if self._keys.trusted or self._keys.authorities:
             extra["server_host_key_algs"] = _algorithms(self._keys)
         if to.identity_files is not None:
             extra["client_keys"] = list(to.identity_files)
+        if not to.agent:
+            extra["agent_path"] = ""
         return await asyncssh.connect(
             to.label,
             to.port,

@@ -34,8 +34,8 @@ _CHECK_REMEDY: Final = "check that the controller runs there and that no firewal
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who dials, and what it proves: the run's token, or as a daemon its host's secret. ``host`` is the dialing host's
-    name in the roster.
+    """Who dials, and what it proves: the run's token; as a daemon its host's secret, as a walk-in its join secret.
+    ``host`` is the dialing host's name in the roster.
     """
 
     run_id: str
@@ -64,7 +64,7 @@ async def connect_control(controller: Controller, identity: Identity, allowed: V
 
     Raises:
         HostUnreachable: stage resolve, connect or join, with every address that was tried.
-        JoinRefused: the controller refused us, takes no TLS, or could not prove that it holds the run's token.
+        JoinRefused: the controller refused us, takes no TLS, or could not prove that it holds our token.
     """
     line, decoder, payloads = await _open(controller, identity, Channel.CONTROL)
     local: str = line.sock.getsockname()[0]
@@ -111,7 +111,8 @@ async def _open(controller: Controller, identity: Identity, channel: Channel) ->
         except (ConnectionLost, RemoteProtocolError, OSError) as error:
             raise HostUnreachable(str(controller), "join", str(error), _CHECK_REMEDY) from error
         if not handshake.done:
-            raise JoinRefused(f"controller {controller}: {handshake.refusal}")
+            reason = f"controller {controller}: {handshake.refusal}"
+            raise JoinRefused(reason, is_wrong_token=handshake.is_wrong_secret)
         return line, decoder, payloads + decoder.raise_limit(FRAME_BYTES)
     except BaseException:
         sock.close()

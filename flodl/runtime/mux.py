@@ -21,7 +21,7 @@ from typing import Final
 
 import flodl
 from flodl.errors import PeerLost, ProtocolError, RemoteProtocolError
-from flodl.messages import FromClient, FromDaemon, FromHead, Refused
+from flodl.messages import FromClient, FromDaemon, FromHead, FromWalkIn, Refused
 from flodl.runtime.certificate import Security
 from flodl.runtime.clock import Clock
 from flodl.runtime.greeting import HANDSHAKE_FRAME_BYTES, converse
@@ -53,6 +53,7 @@ VOCABULARY: Final[dict[Role, Vocabulary]] = {
     Role.DAEMON: FromDaemon,
     Role.HEAD: FromHead,
     Role.CLIENT: FromClient,
+    Role.WALK_IN: FromWalkIn,
 }
 """Which messages each role may send on its control channel."""
 
@@ -66,10 +67,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a peer must know to be let in."""
+    """What a peer must know to be let in. ``join_token`` None takes no walk-ins."""
 
     run_id: str
     token: bytes = field(repr=False)
+    join_token: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,8 @@ class PortMux:
         payloads = await converse(line, decoder, handshake, FromConnecting)
         peer = handshake.peer
         if not handshake.done or peer is None:
-            await self._turn_away(line, where, b"", f"was refused: {handshake.refusal}")
+            claims = "" if peer is None else f"says it is {peer.role} {peer.host}, "
+            await self._turn_away(line, where, b"", f"{claims}was refused: {handshake.refusal}")
             return None
         payloads += decoder.raise_limit(FRAME_BYTES)
         if peer.channel is Channel.CONTROL:
@@ -211,7 +214,8 @@ class PortMux:
         certificate = self._security.certificate
         binding = b"" if line.tls is None or certificate is None else certificate.sha256
         nonce = secrets.token_bytes(NONCE_BYTES)
-        return ServerHandshake(self._run.token, self._run.run_id, nonce, flodl.__version__, binding)
+        run = self._run
+        return ServerHandshake(run.token, run.run_id, nonce, flodl.__version__, binding, run.join_token)
 
     async def _turn_away(self, line: Line, where: str, last_words: bytes, complaint: str) -> None:
         self._complaints.add(where, complaint)

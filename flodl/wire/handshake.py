@@ -6,14 +6,16 @@ TLS). A changed field, a replay (the server's nonce is fresh), another run or ro
 connection all change the transcript. The two proofs carry different labels, so neither can be sent back.
 
 The secret is the run's token, and for a daemon its host's secret, which is derived from the token and opens nothing
-under another name or in another role: who serves a run on one host cannot pose as another one.
+under another name or in another role: who serves a run on one host cannot pose as another one. A walk-in is a host's
+daemon, too, but was given nothing by the run: it proves its host's join secret, derived in the same way from the join
+token, which outlives runs.
 
 Invariants: the secrets and the proofs appear in no message text, error or ``repr``; a handshake object serves one
 connection and never opens after a refusal; what a stranger chose is quoted only shortened and without control
 characters. Nonces are arguments: the caller draws them from ``secrets`` and uses each once.
 
-A client may leave the run's id empty: whoever was given a run's token and address need not know its name, and proves
-the token all the same. Daemons and heads name the run that they belong to.
+A client or a walk-in may leave the run's id empty: whoever was given a token and an address need not know the run's
+name, and proves the token all the same. Daemons and heads name the run that they belong to.
 
 The fields of ``Hello`` are the same in every protocol version, so that two versions can tell each other apart.
 """
@@ -32,7 +34,7 @@ PROTOCOL_VERSION: Final = 2
 """The version of everything that crosses a wire; both sides must have the same."""
 
 TOKEN_BYTES: Final = 32
-"""Length of a run's token, and of a host's secret."""
+"""Length of a run's token, of a join token, and of what is derived from them for a host."""
 
 NONCE_BYTES: Final = 32
 """Length of each side's nonce."""
@@ -47,12 +49,16 @@ MAX_REASON_LENGTH: Final = 1000
 """Most characters that are kept of a peer's reason."""
 
 
+NO_WALK_INS: Final = "the controller takes no walk-ins: it has no join token (`controller.join.token_file`)"
+
+
 class Role(StrEnum):
     """What a connecting peer is."""
 
     DAEMON = "daemon"
     HEAD = "head"
     CLIENT = "client"
+    WALK_IN = "walk-in"
 
 
 class Channel(StrEnum):
@@ -94,19 +100,36 @@ def derive_host_secret(token: bytes, host: HostName) -> bytes:
     return _mac(token, b"host", host.encode())
 
 
+def derive_join_secret(join_token: bytes, host: HostName) -> bytes:
+    """What ``host`` proves when it walks in, and all that its token file holds: the join token cannot be found from it,
+    and it opens nothing under another name.
+    """
+    return _mac(join_token, b"join", host.encode())
+
+
 class ServerHandshake:
     """The accepting side. Feed it the decoded messages of one connection (``FromConnecting``)."""
 
     def __init__(
-        self, token: bytes, run_id: str, nonce: bytes, flodl_version: str, channel_binding: bytes = b""
+        self,
+        token: bytes,
+        run_id: str,
+        nonce: bytes,
+        flodl_version: str,
+        channel_binding: bytes = b"",
+        join_token: bytes | None = None,
     ) -> None:
         """``nonce``: ``NONCE_BYTES`` fresh random bytes. ``channel_binding``: hash of our TLS certificate, or empty.
+        ``join_token`` None takes no walk-ins.
 
         Raises:
-            LocalProtocolError: token or nonce of another length.
+            LocalProtocolError: a token or nonce of another length.
         """
         _check_secrets(token, nonce)
+        if join_token is not None:
+            _check_secrets(join_token, nonce)
         self._token = token
+        self._join_token = join_token
         self._run_id = run_id
         self._nonce = nonce
         self._flodl_version = flodl_version
@@ -159,11 +182,13 @@ class ServerHandshake:
                 f"protocol version {hello.protocol} (flodl {_plain(hello.flodl_version)}), the controller has "
                 f"{PROTOCOL_VERSION} (flodl {self._flodl_version}): install flodl {self._flodl_version} on both sides"
             )
-        is_by_token = hello.role == Role.CLIENT and not hello.run_id
+        is_by_token = hello.role in (Role.CLIENT, Role.WALK_IN) and not hello.run_id
         if hello.run_id != self._run_id and not is_by_token:
             return f"run {_plain(hello.run_id)} is not served here: another run's controller listens at this address"
         if hello.role not in set(Role):
             return f"unknown role {_plain(hello.role)}, expected one of {', '.join(Role)}"
+        if hello.role == Role.WALK_IN and self._join_token is None:
+            return NO_WALK_INS
         if hello.channel not in set(Channel):
             return f"unknown channel {_plain(hello.channel)}, expected one of {', '.join(Channel)}"
         if not is_host_name(hello.host):
@@ -173,9 +198,13 @@ class ServerHandshake:
         return None
 
     def _proof(self, label: bytes, hello: Hello) -> bytes:
-        is_daemon = hello.role == Role.DAEMON
-        secret = derive_host_secret(self._token, hello.host) if is_daemon else self._token
-        return _proof(secret, label, hello, self._nonce, self._channel_binding)
+        return _proof(self._secret_of(hello), label, hello, self._nonce, self._channel_binding)
+
+    def _secret_of(self, hello: Hello) -> bytes:
+        """What a peer of this role and host has to prove."""
+        if hello.role == Role.WALK_IN and self._join_token is not None:
+            return derive_join_secret(self._join_token, hello.host)
+        return derive_host_secret(self._token, hello.host) if hello.role == Role.DAEMON else self._token
 
     def _refuse(self, reason: str) -> list[Handshake]:
         self.state, self.refusal = HandshakeState.REFUSED, reason
@@ -193,8 +222,8 @@ class ClientHandshake:
         peer: Peer,
         channel_binding: bytes = b"",
     ) -> None:
-        """``secret`` is the run's token, or the host's secret where ``peer``, who we say we are, is a daemon.
-        ``channel_binding``: hash of the TLS certificate that we saw, or empty.
+        """``secret`` is the run's token; the host's secret where ``peer``, who we say we are, is a daemon; its join
+        secret where it is a walk-in. ``channel_binding``: hash of the TLS certificate that we saw, or empty.
 
         Raises:
             LocalProtocolError: secret or nonce of another length, or a host name that no server takes.
@@ -218,6 +247,7 @@ class ClientHandshake:
         self.peer = peer
         self.controller_version: str | None = None
         self.refusal: str | None = None
+        self.is_wrong_secret = False
 
     @property
     def done(self) -> bool:
@@ -251,7 +281,7 @@ class ClientHandshake:
         if len(nonce) != NONCE_BYTES:
             raise RemoteProtocolError(f"handshake: nonce of {len(nonce)} bytes, expected {NONCE_BYTES}")
         if not hmac.compare_digest(proof, self._proof(b"server", nonce)):
-            self.state = HandshakeState.REFUSED
+            self.state, self.is_wrong_secret = HandshakeState.REFUSED, True
             self.refusal = "the controller's proof is wrong: it holds another token, or someone sits in between"
             return [Refused(self.refusal)]
         self._has_answered = True

@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import socket
 from pathlib import Path
 from typing import Final
 
@@ -12,16 +11,27 @@ from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import rundir
+from flodl.launch.bootstrap import Liveness
 from flodl.launch.join import JoinRequest, join
-from flodl.wire.handshake import is_host_name
+from flodl.launch.keeper import keep
+from flodl.launch.plan import SshSpec
+from flodl.runtime.service import Service
+from flodl_cli.offer import DEFAULT_PORT, device_words, host_name, keeper_request
 
-DEFAULT_PORT: Final = 1337
+SSH_TARGET: Final = "127.0.0.1:1337"
 
 
 @click.command("join", short_help="offer this machine's devices to a run")
 @click.argument("target", metavar="[RUN|HOST:PORT]", required=False)
 @click.option("--token-file", type=click.Path(path_type=Path), help="The run's token, copied from its directory.")
-@click.option("--devices", default="all", show_default=True, help="0,1 for GPUs; cpu,cpu for two CPU ranks; all.")
+@click.option(
+    "--ssh",
+    "login",
+    metavar="[USER@]HOST[:PORT]",
+    help=f"Through an ssh login to the controller's machine; HOST:PORT is as seen there then, {SSH_TARGET} by default.",
+)
+@click.option("-i", "--identity", type=click.Path(exists=True, dir_okay=False), help="With --ssh: the private key.")
+@click.option("--devices", help="0,1 for GPUs; cpu,cpu for two CPU ranks; default: all.")
 @click.option("--host", default=None, metavar="NAME", help="The name in the run; default: this machine's.")
 @click.option(
     "--path",
@@ -35,8 +45,21 @@ DEFAULT_PORT: Final = 1337
     show_default=True,
     help="With --token-file: whether the controller's address wants TLS; auto: unless it is loopback.",
 )
+@click.option(
+    "--persist",
+    is_flag=True,
+    help="Serve one run after another, with the token that fdl join-config made for this host.",
+)
 def command(
-    target: str | None, token_file: Path | None, devices: str, host: str | None, path: str | None, tls: str
+    target: str | None,
+    token_file: Path | None,
+    login: str | None,
+    identity: str | None,
+    devices: str | None,
+    host: str | None,
+    path: str | None,
+    tls: str,
+    persist: bool,
 ) -> int:
     """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
 
@@ -44,15 +67,43 @@ def command(
     beginning, or its name; default: the only live one. This machine needs the same flodl and its own copy of the
     project. Ctrl-C leaves in order.
     """
-    words = tuple(word.strip() for word in devices.split(","))
-    if not all(words):
-        raise click.UsageError(f"--devices {devices!r}: expected all, GPU numbers or cpu, separated by commas")
-    name = socket.gethostname() if host is None else host
-    if not is_host_name(name):
-        raise click.UsageError(f"--host {name!r}: expected a name without blanks and slashes")
+    if login is None and identity is not None:
+        raise click.UsageError("-i needs --ssh")
+    if login is not None and token_file is None:
+        raise click.UsageError("--ssh needs --token-file")
+    ssh = None if login is None else _ssh(login, identity, reopens=persist)
+    target = target if login is None else target or SSH_TARGET
+    if persist:
+        return _keep(target, token_file, devices, host, path, TlsMode(tls), ssh)
+    words, name = device_words("all" if devices is None else devices), host_name(host)
     if token_file is None:
         return join(_local(target, words, name, path))
-    return join(dataclasses.replace(_direct(target, token_file, words, name, path), tls=TlsMode(tls)))
+    request = _direct(target, token_file, words, name, path)
+    return join(dataclasses.replace(request, tls=TlsMode(tls), ssh=ssh))
+
+
+def _ssh(login: str, identity: str | None, reopens: bool) -> SshSpec:
+    from flodl.launch.ssh_config import jump_spec  # asyncssh takes 0.3 s to import
+
+    spec = jump_spec(login)
+    if not spec.target or spec.target.startswith("-"):
+        raise click.UsageError(f"--ssh {login!r}: expected [USER@]HOST[:PORT]")
+    return dataclasses.replace(spec, identity_file=identity, patience_s=Liveness().dead_s, reopens=reopens)
+
+
+def _keep(
+    target: str | None,
+    token_file: Path | None,
+    devices: str | None,
+    host: str | None,
+    path: str | None,
+    tls: TlsMode,
+    ssh: SshSpec | None,
+) -> int:
+    if target is None or token_file is None:
+        raise click.UsageError("--persist needs the controller's HOST:PORT and --token-file")
+    request = keeper_request(target, token_file, Service(), devices, host, path)
+    return keep(dataclasses.replace(request, tls=tls, ssh=ssh), Service())
 
 
 def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:

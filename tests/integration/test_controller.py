@@ -15,32 +15,43 @@ from typing import Any
 import psutil
 import pytest
 
+from flodl.errors import JoinRefused
 from flodl.launch import rundir
-from flodl.launch.bootstrap import Liveness
+from flodl.launch.bootstrap import Bootstrap, Liveness
 from flodl.launch.control import ControllerClient
-from flodl.launch.document import dump
-from flodl.launch.plan import HostKind, HostPlan, JoinPlan, RunSpec
+from flodl.launch.document import dump, load
+from flodl.launch.plan import HostKind, HostPlan, JoinPlan, PlainPlan, RunSpec
 from flodl.launch.rundir import RunDir
 from flodl.messages import (
+    AskBootstrap,
     Beat,
+    BootstrapGiven,
     Device,
     Heard,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
     Message,
+    PickPort,
+    PortPicked,
+    RankExited,
     SpawnRanks,
     StopHost,
+    StopRanks,
     StoreReply,
     StoreRequest,
+    ToClient,
     ToDaemon,
+    ToHead,
 )
 from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
-from flodl.wire.handshake import Role, derive_host_secret
+from flodl.wire.handshake import Role, derive_host_secret, derive_join_secret
 
 LIMIT_S = 60.0 * float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1"))
+JOIN_TOKEN = bytes(range(1, 33))
 FAKE_DAEMON = "#!/bin/sh\nprintf '\\nFDL1 ready run-1\\n'\nexec sleep 600\n"
 
 
@@ -52,6 +63,8 @@ class Site:
         fake.write_text(FAKE_DAEMON)
         fake.chmod(0o755)
         self.run: RunDir = rundir.create("run-1")
+        join_file = folder / "join.token"
+        rundir.write_token_file(join_file, JOIN_TOKEN)
         hosts = tuple(
             HostPlan(name, HostKind.LOCAL, ("cpu",), str(fake), str(folder), ()) for name in ("node-a", "node-b")
         )
@@ -71,8 +84,9 @@ class Site:
             liveness=changes.pop("liveness", Liveness()),
             on_disconnect_s=30.0,
             stop_timeout_s=0.2,
-            join=JoinPlan(),
+            join=JoinPlan(token_file=str(join_file)),
             spawns_head=False,
+            plain=changes.pop("plain", None),
         )
         assert not changes
         self.run.write("run.json", dump(spec))
@@ -118,12 +132,21 @@ class Site:
         await self.until(lambda: self.process.poll() is not None)
         return json.loads((self.run.path / "outcome.json").read_text())
 
-    async def daemon(self, host: str, *, hello: bool = True) -> "FakeDaemon":
+    async def daemon(self, host: str, *, hello: bool = True, connect: bool = True) -> "FakeDaemon":
         info = await self.until(self.run.controller)
         made = FakeDaemon(host, Controller(info.address, info.port), self.run.read_token())
+        if not connect:
+            return made
         await made.connect()
         if hello:
             made.say(made.hello)
+        return made
+
+    async def walk_in(self, host: str, *, run_id: str = "run-1", name: str = "") -> "FakeDaemon":
+        """One with the join secret of ``host``, which may call itself ``name``."""
+        made = await self.daemon(host, connect=False)
+        made.identity = Identity(run_id, derive_join_secret(JOIN_TOKEN, host), Role.WALK_IN, name or host)
+        await made.connect()
         return made
 
     async def cohort(self) -> tuple["FakeDaemon", "FakeDaemon"]:
@@ -138,17 +161,17 @@ class Site:
 class FakeDaemon:
     def __init__(self, host: str, controller: Controller, token: bytes) -> None:
         self.host, self._controller = host, controller
-        self._identity = Identity("run-1", derive_host_secret(token, host), Role.DAEMON, host)
+        self.identity = Identity("run-1", derive_host_secret(token, host), Role.DAEMON, host)
         self.hello = HostHello(
             host, os.getpid() + id(self) % 1000, host, "127.0.0.1", (Device("cpu", 0),), 1, "", "", ""
         )
         self.stream: FramedStream | None = None
 
     async def connect(self) -> None:
-        self.stream, _ = await connect_control(self._controller, self._identity, ToDaemon)
+        self.stream, _ = await connect_control(self._controller, self.identity, ToDaemon | ToClient)
 
     async def bulk(self, hello: HostHello | None = None) -> socket.socket:
-        line, _ = await connect_bulk(self._controller, self._identity)
+        line, _ = await connect_bulk(self._controller, self.identity)
         BlockingFrames(line.sock, "controller", ToDaemon, line.tls).send(hello or self.hello)
         return line.sock
 
@@ -207,6 +230,58 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> At:
     return run
 
 
+# ----------------------------------------------------------------------------------------------------------- walk-ins
+def test_a_walk_in_asks_comes_and_is_a_host_like_any_other(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        asking = await site.walk_in("node-a", run_id="")
+        asking.say(AskBootstrap("node-a"))
+        given = load(Bootstrap, (await asking.hear(BootstrapGiven)).document)
+        assert (given.run_id, given.secret, given.is_walk_in) == ("run-1", "", True)
+        a = await site.walk_in("node-a")
+        a.say(a.hello)
+        assert await a.is_heard()
+        (await a.bulk()).close()
+        assert [host["host"] for host in (await site.state())["hosts"]] == ["node-a"]
+
+    at(scenario)
+
+
+def test_a_walk_in_speaks_for_its_own_host_and_in_its_turn(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        for words in [
+            (AskBootstrap("node-b"),),
+            (Beat("node-a", ()),),
+            ((await site.daemon("node-b", connect=False)).hello,),
+        ]:
+            liar = await site.walk_in("node-a")
+            for word in words:
+                liar.say(word)
+            assert not await liar.is_heard(), words
+        for late in (AskBootstrap("node-a"), LeaveWanted("node-b", "nobody")):
+            a = await site.walk_in("node-a")
+            a.say(a.hello)
+            assert await a.is_heard()
+            a.say(late)
+            assert not await a.is_heard(), late
+        assert site.process.poll() is None
+
+    at(scenario)
+
+
+def test_a_walk_in_with_another_hosts_secret_or_of_another_run_is_turned_away(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        with pytest.raises(JoinRefused) as refused:
+            await site.walk_in("node-a", name="node-b")
+        assert refused.value.is_wrong_token
+        with pytest.raises(JoinRefused, match="run-0 is not served here") as refused:
+            await site.walk_in("node-a", run_id="run-0")
+        assert not refused.value.is_wrong_token
+        await site.until(lambda: "says it is walk-in node-b, was refused" in site.log)
+        assert derive_join_secret(JOIN_TOKEN, "node-a").hex() not in site.log
+
+    at(scenario)
+
+
 # ---------------------------------------------------------------------------------------------------- who says what
 def test_the_first_word_must_be_the_hosts_own_hello(at: At) -> None:
     async def scenario(site: Site) -> None:
@@ -254,12 +329,18 @@ def test_a_bulk_connection_that_comes_before_its_hello_waits_for_it(at: At) -> N
     at(scenario)
 
 
-@pytest.mark.parametrize("word", ["beat", "stopped", "hello"])
+@pytest.mark.parametrize("word", ["beat", "stopped", "port", "hello"])
 def test_a_host_cannot_speak_for_another(at: At, word: str) -> None:
     async def scenario(site: Site) -> None:
         a, b = await site.daemon("node-a"), await site.daemon("node-b", hello=False)
         assert await a.is_heard()
-        a.say({"beat": Beat("node-b", ()), "stopped": HostStopped("node-b", ""), "hello": b.hello}[word])
+        words = {
+            "beat": Beat("node-b", ()),
+            "stopped": HostStopped("node-b", ""),
+            "port": PortPicked("node-b", 1, 1, "", False, ""),
+            "hello": b.hello,
+        }
+        a.say(words[word])
         assert not await a.is_heard()
         b.say(b.hello)
         assert await b.is_heard()
@@ -290,6 +371,38 @@ async def _hears(host: FakeDaemon, kind: type[Any]) -> bool:
             await host.hear(kind)
             return True
     return False
+
+
+def test_a_plain_run_has_no_head_and_starts_its_ranks_again(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.daemon("node-a"), await site.daemon("node-b")
+        for restart in range(2):
+            asked = await a.hear(PickPort)
+            a.say(PortPicked("node-a", asked.start, 29400 + restart, "", False, ""))
+            for host in (a, b):
+                order = await host.hear(SpawnRanks)
+                assert (order.plain.restart, order.plain.master_port) == (restart, 29400 + restart)
+            assert (await site.state())["phase"] == "running"
+            if restart == 0:
+                b.say(RankExited(1, 3, 0, False))
+                await a.hear(StopRanks)
+                a.say(RankExited(0, 0, 15, True))
+        info = site.run.controller()
+        assert info is not None
+        head = Identity("run-1", site.run.read_token(), Role.HEAD, "")
+        stream, _ = await connect_control(Controller(info.address, info.port), head, ToHead)
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+        await stream.close()
+        for host, rank in ((a, 0), (b, 1)):
+            host.say(RankExited(rank, 0, 0, False))
+        for host in (a, b):
+            await host.hear(StopHost)
+            host.say(HostStopped(host.host, "told"))
+        found = await site.outcome()
+        assert (found["status"], found["exit_code"], len(found["losses"])) == ("completed", 0, 1)
+
+    at(scenario, plain=PlainPlan(1))
 
 
 def test_a_stranger_hears_why_it_may_not_join(at: At) -> None:

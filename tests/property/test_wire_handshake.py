@@ -19,9 +19,11 @@ from flodl.wire.handshake import (
     Role,
     ServerHandshake,
     derive_host_secret,
+    derive_join_secret,
 )
 
 TOKEN = b"t" * 32
+JOIN_TOKEN = b"j" * 32
 PEERS = st.builds(
     Peer,
     st.sampled_from(Role),
@@ -57,10 +59,14 @@ class Talk:
 def talks(draw: st.DrawFn) -> Talk:
     run_id, peer = draw(RUN_IDS), draw(PEERS)
     binding = draw(st.binary(max_size=4))
-    secret = derive_host_secret(TOKEN, peer.host) if peer.role is Role.DAEMON else TOKEN
+    derived = {
+        Role.DAEMON: derive_host_secret(TOKEN, peer.host),
+        Role.WALK_IN: derive_join_secret(JOIN_TOKEN, peer.host),
+    }
+    secret = derived.get(peer.role, TOKEN)
     return Talk(
         ClientHandshake(secret, run_id, draw(NONCES), peer, channel_binding=binding),
-        ServerHandshake(TOKEN, run_id, draw(NONCES), "0.1.0", channel_binding=binding),
+        ServerHandshake(TOKEN, run_id, draw(NONCES), "0.1.0", binding, JOIN_TOKEN),
     )
 
 
@@ -118,7 +124,7 @@ def test_a_recorded_talk_opens_no_other_connection(talk, fresh, run_id, peer):
 
     for first in (hello, other):
         for served in (hello.run_id, run_id):
-            server = ServerHandshake(TOKEN, served, fresh, "0.1.0")
+            server = ServerHandshake(TOKEN, served, fresh, "0.1.0", join_token=JOIN_TOKEN)
             words: list[Handshake] = server.receive(replace(first, run_id=served))
             assert not isinstance(words[0], Refused)
             assert isinstance(server.receive(answer)[0], Refused)

@@ -5,6 +5,7 @@ manager; it takes everything down again, and ends whatever still runs on its hos
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,14 +25,15 @@ from typing import Final, Self
 import psutil
 import yaml
 
-_SERIALS: Final = itertools.count()
-
 START_S: Final = 10.0
 POLL_S: Final = 0.02
 
+_ANOTHER_PORT: Final = 2200
+"""Of the first of ``one_more_sshd``; the others follow."""
+
 _CONFIG = """\
-HostKey {folder}/{name}.hostkey
-AuthorizedKeysFile {folder}/key.pub
+HostKey {host_key}
+AuthorizedKeysFile {authorized}
 PidFile none
 StrictModes no
 UsePAM no
@@ -39,6 +41,7 @@ UseDNS no
 PermitRootLogin yes
 PasswordAuthentication no
 MaxStartups 100
+Subsystem sftp internal-sftp
 """
 
 
@@ -59,13 +62,16 @@ class Host:
 class Lab:
     """``with Lab(folder, 2) as lab``: two hosts and this machine, which is ``lab.address`` on their network."""
 
-    def __init__(self, folder: Path, count: int) -> None:
+    def __init__(self, folder: Path, count: int, number: int = 0) -> None:
+        """``number`` tells the labs of one process apart."""
         self._folder = folder
-        me, serial = os.getpid() % 0x100000, next(_SERIALS)
-        self._bridge = f"flb{me:x}{serial}"
-        self._net = f"10.{96 + me % 96}.{(me // 96 + 128 * serial) % 256}"
+        me = os.getpid() % 0x100000
+        self.bridge = f"flb{me:x}{number}"
+        self._net = f"10.{96 + (me + number) % 96}.{me // 96 % 256}"
         self.address = f"{self._net}.1"
-        names = [f"flh{me:x}{serial}{chr(97 + index)}" for index in range(count)]
+        self.pid_of_sshd: dict[int, int] = {}
+        self._count = itertools.count()
+        names = [f"flh{me:x}{number}{chr(97 + index)}" for index in range(count)]
         self.hosts = [Host(name, f"{self._net}.{11 + index}") for index, name in enumerate(names)]
 
     # ---------------------------------------------------------------------------------------------------- up and down
@@ -91,9 +97,9 @@ class Lab:
         Path("/run/sshd").mkdir(exist_ok=True)
         self._folder.mkdir(parents=True, exist_ok=True)
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.key))
-        _run("ip", "link", "add", self._bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{self.address}/24", "dev", self._bridge)
-        _run("ip", "link", "set", self._bridge, "up")
+        _run("ip", "link", "add", self.bridge, "type", "bridge")
+        _run("ip", "addr", "add", f"{self.address}/24", "dev", self.bridge)
+        _run("ip", "link", "set", self.bridge, "up")
         for host in self.hosts:
             self._attach(host)
             self._start_sshd(host)
@@ -104,21 +110,23 @@ class Lab:
         outer = f"v{host.name}"
         _run("ip", "netns", "add", host.name)
         _run("ip", "link", "add", outer, "type", "veth", "peer", "name", "e0", "netns", host.name)
-        _run("ip", "link", "set", outer, "master", self._bridge, "up")
+        _run("ip", "link", "set", outer, "master", self.bridge, "up")
         _run("ip", "-n", host.name, "addr", "add", f"{host.address}/24", "dev", "e0")
         for device in ("e0", "lo"):
             _run("ip", "-n", host.name, "link", "set", device, "up")
 
     def _start_sshd(self, host: Host) -> None:
-        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self._folder / f"{host.name}.hostkey"))
-        config = self._folder / f"{host.name}.conf"
-        config.write_text(_CONFIG.format(folder=self._folder, name=host.name))
+        config = self._sshd_config(host.name, self.key.with_suffix(".pub"), ())
         serve = f"hostname {host.name}; exec /usr/sbin/sshd -D -f {config} -E {self._folder / host.name}.log"
-        host.sshd = subprocess.Popen(
-            ["ip", "netns", "exec", host.name, "unshare", "-u", "sh", "-c", serve],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        host.sshd = _start("ip", "netns", "exec", host.name, "unshare", "-u", "sh", "-c", serve)
+
+    def _sshd_config(self, name: str, authorized: Path, lines: Sequence[str]) -> Path:
+        """The configuration of an sshd called ``name``; ``lines`` win over the usual ones."""
+        host_key, config = self._folder / f"{name}.hostkey", self._folder / f"{name}.conf"
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(host_key))
+        usual = _CONFIG.format(host_key=host_key, authorized=authorized)
+        config.write_text("".join(f"{line}\n" for line in lines) + usual)
+        return config
 
     def _down(self) -> None:
         for host in self.hosts:
@@ -132,7 +140,7 @@ class Lab:
                 host.sshd.kill()
                 host.sshd.wait(START_S)
             subprocess.run(["ip", "netns", "del", host.name], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self._bridge], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
 
     # --------------------------------------------------------------------------------------------------------- using
     @property
@@ -144,6 +152,32 @@ class Lab:
     def nobody(self) -> str:
         """An address of the network at which there is no host."""
         return f"{self._net}.99"
+
+    @contextlib.contextmanager
+    def one_more_sshd(
+        self, host: Host | None, lines: Sequence[str] = (), authorized: Path | None = None
+    ) -> Iterator[tuple[int, str]]:
+        """Another sshd, on ``host`` or, for None, on this machine. ``lines`` are of its configuration and win over the
+        usual ones; ``authorized`` takes the place of the lab's key.
+
+        Yields its port and the line that makes it known; its pid is in ``pid_of_sshd`` by its port.
+        """
+        port = _ANOTHER_PORT + next(self._count)
+        address, name = (self.address, "here") if host is None else (host.address, host.name)
+        listens = (f"ListenAddress {address}:{port}",)
+        config = self._sshd_config(f"{name}-{port}", authorized or self.key.with_suffix(".pub"), (*lines, *listens))
+        there = [] if host is None else ["ip", "netns", "exec", name, "unshare", "-u"]
+        process = _start(*there, "/usr/sbin/sshd", "-D", "-f", str(config), "-E", str(config.with_suffix(".log")))
+        try:
+            _wait_for_port(address, port)
+            self.pid_of_sshd[port] = process.pid
+            yield port, f"[{address}]:{port} {config.with_suffix('.hostkey.pub').read_text()}"
+        finally:
+            for session in psutil.Process(process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    session.kill()
+            process.kill()
+            process.wait(START_S)
 
     def known_hosts(self) -> str:
         """The lines that make all hosts known."""
@@ -162,14 +196,17 @@ class Lab:
         workers: Sequence[Mapping[str, object]],
         port: int = 0,
         is_elastic: bool = False,
+        controller: Mapping[str, object] | None = None,
         **changes: object,
     ) -> Path:
-        """Write a cluster file; port 0 takes a free one; ``changes`` are keys beside controller and workers.
+        """Write a cluster file; port 0 takes a free one; ``controller`` are more keys of the controller's, ``changes``
+        keys beside controller and workers.
 
         Unless ``is_elastic`` a host that is lost stays away, and nobody joins.
         """
-        controller = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
-        path.write_text(yaml.safe_dump({"cluster": {"controller": controller, "workers": [*workers], **changes}}))
+        where = {"host": self.address, "port": port or self.free_port(), "join": {"elastic": is_elastic}}
+        own = {**where, **(controller or {})}
+        path.write_text(yaml.safe_dump({"cluster": {"controller": own, "workers": [*workers], **changes}}))
         return path
 
     def free_port(self) -> int:
@@ -177,6 +214,37 @@ class Lab:
         with socket.socket() as probe:
             probe.bind((self.address, 0))
             return int(probe.getsockname()[1])
+
+    def fence(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
+        """As a firewall would: from ``host`` nothing gets to the controller's ``port``, and it is told so."""
+        return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "dport", str(port))
+
+    def reaches(self, host: Host, port: int) -> bool:
+        """Whether packets from ``host`` get to the controller's ``port``, whether somebody listens there or not."""
+        words = f"import socket; print(socket.socket().connect_ex(({self.address!r}, {port})))"
+        return int(self.call(host, sys.executable, "-c", words)) in (0, errno.ECONNREFUSED)
+
+    def hide(self, host: Host, port: int) -> contextlib.AbstractContextManager[None]:
+        """This machine gets no answer from ``port`` of ``host``; others do."""
+        return _fenced(host.name, "to", f"{self.address}/32", "ipproto", "tcp", "sport", str(port))
+
+    @contextlib.contextmanager
+    def running(self, host: Host, *command: object, ready: Callable[[], bool]) -> Iterator[None]:
+        """A command on ``host`` as long as the block runs, which begins when ``ready`` says so."""
+        process = _start("ip", "netns", "exec", host.name, *map(str, command))
+        try:
+            _wait_for(ready, " ".join(map(str, command)))
+            yield
+        finally:
+            process.kill()
+            process.wait(START_S)
+
+    def call(self, host: Host, *command: object) -> str:
+        """What a command on ``host`` prints."""
+        there = ["ip", "netns", "exec", host.name, *map(str, command)]
+        done = subprocess.run(there, capture_output=True, text=True, check=False, timeout=START_S)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def cut(self, host: Host) -> None:
         """Pull the host's cable: no FIN, no RST."""
@@ -207,9 +275,20 @@ class Lab:
         after about as long as that took.
         """
         assert host.sshd is not None
-        for session in psutil.Process(host.sshd.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                session.kill()
+        hang_up(host.sshd.pid)
+
+
+@contextlib.contextmanager
+def _fenced(namespace: str, *traffic: str) -> Iterator[None]:
+    _run("ip", "-n", namespace, "rule", "add", *traffic, "prohibit")
+    try:
+        yield
+    finally:
+        _run("ip", "-n", namespace, "rule", "del", *traffic, "prohibit")
+
+
+def _start(*command: str) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def _run(*command: str) -> None:
@@ -218,13 +297,30 @@ def _run(*command: str) -> None:
         raise OSError(f"{json.dumps(command)} ended with {done.returncode}: {done.stderr.strip()}")
 
 
+def hang_up(sshd: int) -> None:
+    """End the sessions of the sshd with this pid."""
+    for session in psutil.Process(sshd).children(recursive=True):
+        if session.name() == "sshd":
+            with contextlib.suppress(psutil.NoSuchProcess):
+                session.kill()
+
+
+def is_listening(address: str, port: int) -> bool:
+    """Whether a connection there is taken."""
+    try:
+        socket.create_connection((address, port), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def _wait_for_port(address: str, port: int) -> None:
+    _wait_for(lambda: is_listening(address, port), f"a server at {address} port {port}")
+
+
+def _wait_for(is_so: Callable[[], bool], what: str) -> None:
     deadline_s, tick = time.monotonic() + START_S, threading.Event()
-    while True:
-        try:
-            socket.create_connection((address, port), 1.0).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
+    while not is_so():
+        if time.monotonic() > deadline_s:
+            raise TimeoutError(f"not within {START_S:g} s: {what}")
         tick.wait(POLL_S)

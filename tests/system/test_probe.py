@@ -6,7 +6,6 @@ import shlex
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,20 +89,8 @@ class Bench:
         return report
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    if obstacle := Lab.obstacle():
-        pytest.skip(obstacle)
-    with Lab(tmp_path_factory.mktemp("three"), 3) as running:
-        yield running
-
-
 @pytest.fixture
 def bench(three: Lab, fdl: Fdl) -> Bench:
-    ssh = fdl.home / ".ssh"
-    ssh.mkdir(mode=0o700)
-    (ssh / "known_hosts").write_text(three.known_hosts())
-    fdl.env["FDL_TEST_NAMESPACES"] = " ".join(host.namespace for host in three.hosts)
     (fdl.folder / "train.py").write_text(SCRIPT)
     return Bench(three, fdl, fdl.folder)
 

@@ -24,13 +24,6 @@ def cluster(hosts: Lab, tmp_path: Path) -> Path:
     return hosts.cluster(tmp_path / "two-hosts.yml", workers)
 
 
-@pytest.fixture
-def log(tmp_path: Path) -> Path:
-    folder = tmp_path / "log"
-    folder.mkdir()
-    return folder
-
-
 def endless(fdl: Fdl, cluster: Path, **flags: object) -> Launched:
     run = fdl.job(options=("-c", cluster), step_ms=20, epochs=10_000, grandchild=True, **flags)
     run.wait_for_training()

@@ -11,7 +11,7 @@ from typing import Final
 from flodl.config.gpus import parse_query
 from flodl.errors import HostUnreachable
 from flodl.launch.devices import asks_for_gpus
-from flodl.launch.plan import HostPlan
+from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.probe.facts import OLDEST_PYTHON, Facts, Place
 from flodl.launch.probe.finding import Finding, Level, ok
 from flodl.launch.probe.judge_gpus import judge_gpus
@@ -58,15 +58,15 @@ def judge_old_python(host: HostPlan, version: str) -> Finding:
     return Finding("python", host.name, Level.ERROR, f"Python {version}", f"{wanted} or newer", remedy)
 
 
-def judge_host(host: HostPlan, facts: Facts, here: Reference) -> list[Finding]:
-    """Everything about one host that needs no other."""
+def judge_host(host: HostPlan, facts: Facts, here: Reference, is_copied: bool = False) -> list[Finding]:
+    """Everything about one host that needs no other. ``is_copied``: a launch brings the project to hosts elsewhere."""
     return [
         *_python(host, facts, here),
         *judge_gpus(host, facts),
         *_load(host, facts),
         *_disks(host, facts.places),
         _limits(host, facts),
-        *_project(host, facts),
+        *_project(host, facts, is_copied and host.kind is not HostKind.LOCAL),
         _stale_runs(host.name, facts),
     ]
 
@@ -217,11 +217,13 @@ def _limits(host: HostPlan, facts: Facts) -> Finding:
     return ok("limits", host.name, f"{'unlimited' if files < 0 else files} files")
 
 
-def _project(host: HostPlan, facts: Facts) -> list[Finding]:
+def _project(host: HostPlan, facts: Facts, is_copied: bool) -> list[Finding]:
     found = []
     for place in facts.places:
-        if place.role == "project" and not place.is_folder:
-            remedy = f"create it there, or set `path` of worker {host.name}"
+        if place.role == "project" and is_copied:
+            found.append(ok("project", host.name, f"copied to {place.path}"))
+        elif place.role == "project" and not place.is_folder:
+            remedy = f"create it there, set `path` of worker {host.name}, or have it copied: `sync.mode`"
             found.append(Finding("project", host.name, Level.ERROR, f"folder {place.path} not found", "", remedy))
         elif place.role == "project":
             found.append(ok("project", host.name, place.path))
@@ -230,8 +232,10 @@ def _project(host: HostPlan, facts: Facts) -> list[Finding]:
             found.append(Finding("data", host.name, Level.WARN, f"folder {place.path} not found", "", remedy))
         elif place.role == "data":
             found.append(ok("data", host.name, place.path))
+    if is_copied:
+        return found
     if facts.script:
-        remedy = f"bring the copy of the project there up to date, or set `path` of worker {host.name}"
+        remedy = f"bring the copy there up to date (`sync.mode` does), or set `path` of worker {host.name}"
         found.append(Finding("script", host.name, Level.ERROR, f"script {facts.script}", "", remedy))
     elif host.script[0] != "-":
         found.append(ok("script", host.name, "-m" if host.script[0] == "-m" else host.script[0].rpartition("/")[2]))

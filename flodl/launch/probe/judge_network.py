@@ -45,10 +45,14 @@ def judge_network(
     hosts: Mapping[str, tuple[HostPlan, Facts]], reaches: Mapping[str, Reach], skews_s: Mapping[str, float]
 ) -> list[Finding]:
     """Clock, interface, MTU, and who could not be dialled. ``skews_s``: how far each clock is ahead of ours."""
-    used = {name: _used(host, facts, reaches.get(name)) for name, (host, facts) in hosts.items()}
+    direct = {name: known for name, known in hosts.items() if not known[0].tunnel}
+    used = {name: _used(host, facts, reaches.get(name)) for name, (host, facts) in direct.items()}
     found: list[Finding] = []
     for name, (host, facts) in hosts.items():
         found += [_clock(name, skews_s[name])] if name in skews_s else []
+        if host.tunnel:
+            found.append(ok("controller", name, "through ssh"))
+            continue
         found += [_interface(host, facts, used[name])] if len(hosts) > 1 or host.env.get(_VARIABLE) else []
         if name in reaches:
             found += [_controller(name, reaches[name]), *_peers(host, reaches[name])]
@@ -103,7 +107,7 @@ def _peers(host: HostPlan, reach: Reach) -> list[Finding]:
     words = "; ".join(f"{name} cannot be dialled ({error})" for name, error in list(lost.items())[:4])
     more = f" and {len(lost) - 4} more" if len(lost) > 4 else ""
     remedy = (
-        "nccl_* modes need every worker to reach every other on any port: open the firewall between them, name a "
+        "nccl_* modes and --plain need every worker to reach every other on any port: open the firewall, name a "
         "common network with `nccl_socket_ifname`, or use a cpu_* mode"
     )
     return [Finding("peers", host.name, Level.WARN, words + more, "all workers", remedy)]

@@ -20,7 +20,7 @@ from flodl.config.address import split_address
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.devices import asks_for_gpus
-from flodl.launch.plan import HostKind, HostPlan, RunSpec
+from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
 from flodl.launch.probe.facts import Facts, Reach
 from flodl.launch.probe.finding import CHECKS, Finding, Level, ok
 from flodl.launch.probe.imports import needed_modules
@@ -78,7 +78,7 @@ class _Asked:
 
 
 async def survey(spec: RunSpec, open_channel: Open) -> Survey:
-    """Ask every host of ``spec``; never raises for a host's sake.
+    """Ask every host of ``spec`` but those that dial in by themselves; never raises for a host's sake.
 
     Args:
         spec: the run that is to be started, or a plan for it.
@@ -89,16 +89,18 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
     needed = _Needed(
         needed_modules(script.decode(errors="replace")), hashlib.sha256(script).hexdigest() if script else ""
     )
-    asked = {host.name: _Asked(Interview(host)) for host in spec.hosts}
+    asked = {host.name: _Asked(Interview(host)) for host in spec.hosts if host.kind is not HostKind.MANAGED}
     try:
         await asyncio.gather(*(_first(each, spec, needed, open_channel) for each in asked.values()))
         heard = {name: each for name, each in asked.items() if each.facts is not None and each.channel is not None}
         await asyncio.gather(*(_second(each, heard) for each in heard.values()))
     finally:
         await asyncio.gather(*(each.channel.close() for each in asked.values() if each.channel))
-    findings = [finding for each in asked.values() for finding in each.findings]
-    findings += _judged(asked)
-    order = {name: place for place, name in enumerate(asked)}
+    managed = [host.name for host in spec.hosts if host.kind is HostKind.MANAGED]
+    findings = [ok("ssh", name, "dials in by itself") for name in managed]
+    findings += [finding for each in asked.values() for finding in each.findings]
+    findings += _judged(asked, is_copied=spec.sync.mode is not SyncMode.OFF)
+    order = {host.name: place for place, host in enumerate(spec.hosts)}
     findings.sort(key=lambda one: (CHECKS.index(one.check), order[one.host]))
     errors = {name: each.error for name, each in asked.items() if each.error is not None}
     return Survey(tuple(findings), errors, time.monotonic() - started_s)
@@ -133,7 +135,8 @@ async def _second(each: _Asked, heard: Mapping[HostName, _Asked]) -> None:
     assert facts is not None
     source = source_of(host, facts)
     peers: dict[str, Any] = {}
-    for name in peers_of(list(heard), host.name):
+    direct = [name for name, other in heard.items() if not other.interview.host.tunnel]
+    for name in peers_of(direct, host.name) if host.name in direct else ():
         peer = heard[name]
         assert peer.facts is not None
         addresses = addresses_of(peer.interview.host, peer.facts)
@@ -189,10 +192,10 @@ def _read_script(spec: RunSpec) -> bytes:
     return text if len(text) <= MAX_SCRIPT_BYTES else b""
 
 
-def _judged(asked: Mapping[HostName, _Asked]) -> list[Finding]:
+def _judged(asked: Mapping[HostName, _Asked], *, is_copied: bool) -> list[Finding]:
     here = reference()
     hosts = {name: (each.interview.host, each.facts) for name, each in asked.items() if each.facts is not None}
-    found = [finding for host, facts in hosts.values() for finding in judge_host(host, facts, here)]
+    found = [finding for host, facts in hosts.values() for finding in judge_host(host, facts, here, is_copied)]
     reaches = {name: each.reach for name, each in asked.items() if each.reach is not None}
     skews_s = {name: each.skew_s for name, each in asked.items() if each.reach is not None}
     return [*found, *judge_network(hosts, reaches, skews_s), *judge_together(hosts, found)]

@@ -39,6 +39,11 @@ def fdl(*args: str) -> Result:
         (["--bogus", "t.py"], ["--bogus"], ["t.py"]),
         (["--stop-timeout", "5", "-"], ["--stop-timeout", "5"], ["-"]),
         (["-d"], ["-d"], []),
+        (
+            ["--plain", "--max-restarts", "3", "t.py", "--plain"],
+            ["--plain", "--max-restarts", "3"],
+            ["t.py", "--plain"],
+        ),
     ],
 )
 def test_command_line_is_cut_at_the_script(args: list[str], own: list[str], script: list[str] | None) -> None:
@@ -56,6 +61,14 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
     assert shlex.split(ranks)[2:] == ["t r.py", *words]
 
 
+def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    result = fdl("launch", "--dry-run", "--local", "2", "--plain", "--max-restarts", "3", "train.py")
+    assert result.exit_code == 0, result.output
+    assert "plain       no head, no engine; max_restarts: 3" in result.output
+    assert "\nhead " not in result.output
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -65,9 +78,11 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["launch", "-m"], "module"),
         (["launch", "--local", "0", "train.py"], "--local"),
         (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
-        (["launch", "--plain", "train.py"], "--plain"),
+        (["launch", "--max-restarts", "3", "train.py"], "--max-restarts needs --plain"),
+        (["launch", "--plain", "--max-restarts", "-1", "train.py"], "--max-restarts"),
+        (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, drain, join, launch"),
+        (["wibble"], "There are: checkpoint, config, daemon, drain, join, join-config, launch"),
         (["probe", "--local", "1", "-c", "x.yml"], "exclude"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
@@ -75,6 +90,14 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["join", "--devices", ""], "expected all"),
         (["join", "--host", "a/b"], "without blanks and slashes"),
         (["join", "--token-file", "token"], "HOST:PORT"),
+        (["join", "--persist", "boss:1337"], "--token-file"),
+        (["join", "--persist", "--token-file", "token"], "HOST:PORT"),
+        (["daemon", "install"], "--system or --user"),
+        (["daemon", "run", "--tls", "maybe"], "--tls"),
+        (["join", "--ssh", "boss"], "--ssh needs --token-file"),
+        (["join", "-i", "/dev/null"], "-i needs --ssh"),
+        (["join-config", "a b"], "expected a host name"),
+        (["join-config", "../x"], "expected a host name"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:
@@ -102,9 +125,15 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["drain", "here"], 2, "no run is live"),
         (["join"], 2, "no run is live"),
         (["join", "10.0.0.1:1337"], 2, "a controller elsewhere needs --token-file"),
-        (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the run's token cannot be read"),
+        (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
         (["join", "10.0.0.1:1337", "--token-file", "train.py"], 2, "readable by others"),
         (["config", "validate"], 2, "no fdl.cluster.yml"),
+        (["launch", "-c", "managed.yml", "train.py"], 2, "fdl join-config node-c"),
+        (["daemon", "run"], 2, "FDL_CONTROLLER"),
+        (["daemon", "run", "boss:1337"], 2, "FDL_TOKEN_FILE"),
+        (["daemon", "run", "boss:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
+        (["daemon", "run", "boss:1337", "--token-file", "train.py"], 2, "readable by others"),
+        (["join", "boss:1337", "--persist", "--token-file", "train.py"], 2, "readable by others"),
     ],
 )
 def test_bad_input_ends_with_one_message_and_its_exit_code(
@@ -115,6 +144,9 @@ def test_bad_input_ends_with_one_message_and_its_exit_code(
     (tmp_path / "train.py").write_text("")
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.yml").write_text("cluster:\n  controler: {}\n")
+    (tmp_path / "managed.yml").write_text(
+        "cluster:\n  controller: {host: 127.0.0.1}\n  workers: [{host: node-c, daemon: managed}]\n"
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "taken.yml").write_text(
@@ -141,6 +173,35 @@ def test_every_command_is_there_and_described(tmp_path: Path) -> None:
         assert fdl(name, "--help").exit_code == 0
 
 
+@pytest.mark.parametrize("scope", ["system", "user"])
+def test_unit_is_printed_and_nothing_is_written(scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = fdl("daemon", "install", f"--{scope}", "--print")
+    assert result.exit_code == 0
+    assert f"\nExecStart={sys.executable} -P -m flodl_cli daemon run\n" in result.output
+    assert list(tmp_path.rglob("*.service")) == []
+
+
+def test_users_unit_is_installed_with_the_words_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    result = fdl("daemon", "install", "--user")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / ".config/systemd/user/fdl-daemon.service").read_text().startswith("# flodl's managed daemon of")
+    assert "FDL_CONTROLLER=\n" in (tmp_path / ".config/fdl/daemon.env").read_text()
+    assert result.output.splitlines()[-1] == "  systemctl --user enable --now fdl-daemon"
+
+
+def test_unit_of_the_machine_is_roots_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as caught:
+        main(["daemon", "install", "--system"])
+    assert caught.value.code == 2
+    assert "type: sudo /" in capsys.readouterr().err
+
+
 def test_version_is_shown() -> None:
     import flodl
 
@@ -159,7 +220,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "drain", "join", "launch", "probe", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "probe", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"

@@ -5,6 +5,7 @@ import pytest
 from flodl.config.builder import local_cluster
 from flodl.controller.clients import MAX_SOURCE_CHARS, ClientDesk
 from flodl.core.events import DrainAsked, StopAsked
+from flodl.core.plain import NO_DRAIN
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import load
 from flodl.launch.plan import LaunchRequest, plan
@@ -20,6 +21,7 @@ from flodl.messages import (
 )
 from flodl.wire.codec import decode, encode
 from tests.unit.core.cohort import Cohort
+from tests.unit.core.test_plain import Plain
 
 
 def desk(cohort: Cohort) -> ClientDesk:
@@ -58,6 +60,19 @@ def test_long_name_of_a_client_does_not_reach_the_log_whole(training: Cohort) ->
     assert event.source == "a?" * (MAX_SOURCE_CHARS // 2)
 
 
+def test_plain_run_is_stopped_like_any_other_and_neither_drained_nor_joined() -> None:
+    core = Plain().run().core
+    asked = LaunchRequest("run-1", 0.0, ("train.py",), "/proj", "python", frozenset({"localhost"}))
+    plain = ClientDesk(core, plan(local_cluster(1), asked))
+    assert plain.answer(StopRequest("fdl stop", False, 143)) == (
+        StopAccepted("running"),
+        StopAsked("fdl stop", False, 143),
+    )
+    assert plain.answer(DrainRequest("b", "fdl drain")) == (Declined(NO_DRAIN, is_early=False), None)
+    reason = "a plain run keeps the ranks that it has started with"
+    assert plain.answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
+
+
 def test_machine_that_wants_to_join_gets_its_bootstrap(training: Cohort) -> None:
     reply, event = desk(training).answer(AskBootstrap("c"))
     assert event is None
@@ -90,3 +105,17 @@ def test_machine_that_comes_to_a_closed_world_or_a_run_that_ends_is_told_so(trai
     assert desk(closed).answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
     training.stop()
     assert desk(training).answer(AskBootstrap("c")) == (Declined("the run is ending", is_early=False), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ walk-ins
+def test_walk_in_gets_its_bootstrap(training: Cohort) -> None:
+    reply = desk(training).introduce_walk_in("c")
+    assert isinstance(reply, BootstrapGiven)
+    given = load(Bootstrap, reply.document)
+    assert (given.run_id, given.host, given.secret, given.is_walk_in) == ("run-1", "c", "", True)
+
+
+def test_walk_in_that_may_not_come_is_told_why_and_whether_it_is_early(training: Cohort) -> None:
+    reason = "the run is staging and takes hosts in once it trains"
+    assert desk(Cohort().join()).introduce_walk_in("c") == Declined(reason, is_early=True)
+    assert desk(training).introduce_walk_in("b") == Declined("host b has already joined this run", is_early=False)

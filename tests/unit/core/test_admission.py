@@ -2,8 +2,9 @@
 
 from dataclasses import replace
 
-from flodl.core.admission import disagreement, miscounted_ratios
+from flodl.core.admission import disagreement, miscounted_ratios, shut_off
 from flodl.messages import CadenceSettings, CheckpointSettings, HeadReady, Layout, Mode, RankReady, Settings
+from tests.unit.core.cohort import hello
 
 SETTINGS = Settings(100, 8, 2, 0, CadenceSettings())
 READY = RankReady(0, SETTINGS, {"model": "m", "torch": "2.13"}, Layout(4, 0, 0), False, "gloo")
@@ -60,6 +61,17 @@ def test_callback_rank_must_exist() -> None:
     cohort = [replace(READY, rank=rank, settings=replace(SETTINGS, callback_rank=2)) for rank in range(3)]
     assert disagreement(cohort, None) == ""
     assert disagreement(cohort[:2], None) == ("epoch_callback_policy names rank 2, but there are only 2 ranks (0 … 1)")
+
+
+def test_hosts_behind_a_tunnel_are_for_cpu_modes() -> None:
+    near, far = hello("near"), replace(hello("far"), tunnelled=True)
+    collective, cpu = (replace(SETTINGS, cadence=CadenceSettings(mode)) for mode in (Mode.NCCL_SYNC, Mode.CPU_ASYNC))
+    assert shut_off(cpu, [near, far]) == ""
+    assert shut_off(collective, [near]) == ""
+    assert shut_off(collective, [near, far, replace(far, host="else")]) == (
+        "mode nccl_sync needs connections from host to host, and the tunnel of far, else leads to the controller only: "
+        "take a cpu mode, or leave the tunnel out"
+    )
 
 
 def test_every_rank_needs_a_ratio() -> None:

@@ -1,5 +1,6 @@
 """Hosts that come while the others train: who is taken in, when, with what, and who is not."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -350,6 +351,14 @@ def test_host_that_may_not_join_is_told_why(changes: dict[str, Any], host: str, 
     cohort.say(hello(host, devices), host)
     assert cohort.sent(StopHost) == [StopHost(reason, 0.0)]
     assert len(cohort.core.membership) == 3
+
+
+@pytest.mark.parametrize(("mode", "joins"), [(Mode.NCCL_CADENCE, False), (Mode.CPU_CADENCE, True)])
+def test_guest_that_comes_through_a_tunnel_joins_cpu_modes_only(mode: Mode, joins: bool) -> None:
+    cohort = training(mode)
+    cohort.say(replace(hello("c"), tunnelled=True), "c")
+    assert ("c" in cohort.core.hosts) is joins
+    assert ["the tunnel of c leads to" in refusal.reason for refusal in cohort.sent(StopHost)] == [True] * (not joins)
 
 
 @pytest.mark.parametrize(

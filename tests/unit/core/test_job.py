@@ -207,6 +207,19 @@ def test_cohort_that_disagrees_is_refused_as_usage() -> None:
     assert "rank 0 and rank 2 do not agree on: layers (0 against 1)" in cohort.outcome.message
 
 
+def test_host_behind_a_tunnel_is_refused_by_name_in_a_collective_mode() -> None:
+    cohort = Cohort(Mode.NCCL_SYNC)
+    cohort.say(hello("a"), "a")
+    cohort.say(replace(hello("b", 2), tunnelled=True), "b")
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {})))
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    assert ending_of(cohort) == ("failed", 2)
+    assert cohort.outcome is not None
+    assert "the tunnel of b leads to the controller only" in cohort.outcome.message
+    assert cohort.sent(FormGroup) == []
+
+
 def test_second_report_of_a_rank_changes_nothing() -> None:
     cohort = Cohort().join()
     cohort.say(cohort.ready(0))

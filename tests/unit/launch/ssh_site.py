@@ -37,6 +37,8 @@ class SshSite:
     noise_stderr: bytes = b""
     connections: int = 0
     drop_first: int = 0
+    forwards: bool = True
+    has_sftp: bool = True
     commands: list[str] = field(default_factory=list)
     host_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
 
@@ -58,7 +60,10 @@ class SshSite:
         return SshSpec(**{**values, **changes})  # type: ignore[arg-type]
 
     def host(self, folder: Path, python: str, **ssh: object) -> HostPlan:
-        return HostPlan("box", HostKind.SSH, ("cpu",), python, str(folder), ("t.py",), ssh=self.spec(**ssh))
+        settings = self.spec(**ssh)
+        return HostPlan(
+            "box", HostKind.SSH, ("cpu",), python, str(folder), ("t.py",), ssh=settings, project=str(folder)
+        )
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["SshSite"]:
@@ -74,6 +79,9 @@ class SshSite:
             def connection_requested(self, *_: object) -> bool:
                 return True
 
+            def server_requested(self, *_: object) -> bool:
+                return site.forwards
+
         server = await asyncssh.create_server(
             Server,
             "127.0.0.1",
@@ -81,6 +89,7 @@ class SshSite:
             server_host_keys=[self.host_key],
             authorized_client_keys=authorized,
             process_factory=self._run,
+            sftp_factory=self.has_sftp,
             encoding=None,
         )
         self.port = server.get_port()

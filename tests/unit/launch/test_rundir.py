@@ -55,7 +55,7 @@ def test_planted_token_link_is_not_followed(state_home: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_token_that_is_no_file_is_refused_and_not_waited_for(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / "token")
-    with pytest.raises(ConfigError, match=r"token: no regular file; the run's token cannot be read"):
+    with pytest.raises(ConfigError, match=r"token: no regular file; the token cannot be read"):
         rundir.read_token_file(tmp_path / "token")
 
 

@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import socket
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import asyncssh
@@ -13,6 +14,7 @@ import pytest
 from flodl.errors import ConfigError, HostUnreachable
 from flodl.launch import ssh_login
 from flodl.launch.plan import SshSpec
+from flodl.launch.ssh_config import resolve
 from tests.unit.launch.ssh_site import USER, SshSite
 
 TIMEOUT_S = 30.0
@@ -175,6 +177,78 @@ def test_missing_identity_file_is_named(site: SshSite) -> None:
     error = run(body)
     assert error.stage == "auth"
     assert "/no/such/key does not exist" in error.reason
+
+
+@contextlib.contextmanager
+def agent_with(key: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """An ssh agent that holds ``key``, in the environment of this process."""
+    path = folder / "agent"
+    process = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # it listens
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(path))
+        subprocess.run(["ssh-add", "-q", key], check=True, stdin=subprocess.DEVNULL)
+        yield
+    finally:
+        process.terminate()
+        process.communicate(timeout=TIMEOUT_S)
+
+
+@pytest.mark.parametrize(("reopens", "has_file", "warns"), [(True, False, 1), (True, True, 0), (False, False, 0)])
+def test_tunnel_that_hangs_on_the_agent_is_warned_about_once(
+    site: SshSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reopens: bool,
+    has_file: bool,
+    warns: int,
+) -> None:
+    async def body() -> list[str]:
+        async with site.serving():
+            site.trust()
+            return await opens(site.spec(reopens=reopens))
+
+    with agent_with(site.key, monkeypatch, tmp_path):
+        if not has_file:
+            site.key.unlink()
+        warnings = run(body)
+    assert ["only a key of your ssh agent opens 127.0.0.1" in warning for warning in warnings] == [True] * warns
+
+
+def test_tunnel_that_nobody_opens_is_refused_with_what_was_tried(
+    site: SshSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(other)
+    other.chmod(0o600)
+    site.key.unlink()
+
+    async def body() -> HostUnreachable:
+        async with site.serving():
+            site.trust()
+            return await failure(site.spec(reopens=True))
+
+    with agent_with(other, monkeypatch, tmp_path):
+        error = run(body)
+    assert error.stage == "auth"
+    assert "and the agent" in error.reason + error.remedy
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit_s"),
+    [
+        (SshSpec("box"), (5.0, 3)),
+        (SshSpec("box", patience_s=30.0), (5.0, 6)),
+        (SshSpec("box", patience_s=30.0, options=("ServerAliveCountMax=2",)), (5.0, 2)),
+        (SshSpec("box", patience_s=60.0, options=("ServerAliveInterval=7",)), (7.0, 9)),
+    ],
+)
+def test_sessions_life_is_asked_for_as_often_as_it_has_to_be(
+    site: SshSite, spec: SshSpec, limit_s: tuple[float, int]
+) -> None:
+    resolved = resolve(spec, "box")
+    assert (resolved.alive_interval_s, resolved.alive_count) == limit_s
 
 
 def test_name_that_does_not_resolve_is_a_resolve_failure(site: SshSite) -> None:

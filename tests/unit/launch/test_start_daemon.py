@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from flodl.config.address import split_address
 from flodl.errors import HostUnreachable
 from flodl.launch import document, local, running, ssh
 from flodl.launch.bootstrap import Bootstrap
@@ -186,6 +187,50 @@ def test_configured_address_comes_first_and_is_kept_verbatim(
     run(body)
     got = document.load(Bootstrap, (tmp_path / "got.json").read_text())
     assert got.controllers == ("head.lab:1337", f"127.0.0.1:{PORT}")
+
+
+# ------------------------------------------------------------------------------------------------------------- a tunnel
+def test_daemon_behind_a_tunnel_dials_its_own_loopback_and_reaches_us(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
+) -> None:
+    given = dataclasses.replace(bootstrap, controllers=("head.lab:1337",), tunnelled=True)
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(await reader.readexactly(4))
+        writer.close()
+
+    async def body() -> bytes:
+        controller = await asyncio.start_server(echo, "127.0.0.1", 0)
+        port = controller.sockets[0].getsockname()[1]
+        async with site.serving(), controller:
+            site.trust()
+            host = dataclasses.replace(site.host(tmp_path, str(fake_python)), tunnel=True)
+            logins = asyncio.Semaphore(8)
+            daemon = await ssh.start_host(host, given, tmp_path / "log", logins, port, [].append)
+            try:
+                got = document.load(Bootstrap, (tmp_path / "got.json").read_text())
+                ((address, far_port),) = [split_address(each, 0) for each in got.controllers]
+                assert (address, got.tunnelled, far_port != port) == ("127.0.0.1", True, True)
+                reader, writer = await asyncio.open_connection(address, far_port)
+                writer.write(b"ping")
+                answer = await reader.read()
+                writer.close()
+                return answer
+            finally:
+                await daemon.close()
+
+    assert run(body) == b"ping"
+
+
+def test_sshd_that_forwards_nothing_is_named(
+    site: SshSite, fake_python: Path, bootstrap: Bootstrap, tmp_path: Path
+) -> None:
+    site.forwards = False
+    host = lambda: dataclasses.replace(site.host(tmp_path, str(fake_python)), tunnel=True)  # noqa: E731
+    error = start_failure(site, host, bootstrap, tmp_path / "log")
+    assert (error.host, error.stage) == ("box", "tunnel")
+    assert "AllowTcpForwarding" in error.remedy
+    assert not (tmp_path / "got.json").exists()
 
 
 # --------------------------------------------------------------------------------------------------------- this machine

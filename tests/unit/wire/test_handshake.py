@@ -24,6 +24,7 @@ from flodl.wire.handshake import (
     Role,
     ServerHandshake,
     derive_host_secret,
+    derive_join_secret,
     derive_read_token,
 )
 
@@ -31,19 +32,27 @@ TOKEN = bytes(range(32))
 OTHER_TOKEN = bytes(range(1, 33))
 CLIENT_NONCE = b"c" * 32
 SERVER_NONCE = b"s" * 32
+JOIN_TOKEN = bytes(range(2, 34))
 ALICE = Peer(Role.DAEMON, Channel.CONTROL, "alice", "0.2.0")
 WRONG_PROOF = "the proof is wrong: the token is not this run's, or the connection was tampered with"
 WRONG_SERVER = "the controller's proof is wrong: it holds another token, or someone sits in between"
 
 
-def make_server(token=TOKEN, run_id="run-1", nonce=SERVER_NONCE, binding=b""):
-    return ServerHandshake(token, run_id, nonce, "0.1.0", channel_binding=binding)
+WALK_IN = Peer(Role.WALK_IN, Channel.CONTROL, "alice", "0.2.0")
+NO_WALK_INS = "the controller takes no walk-ins: it has no join token (`controller.join.token_file`)"
+
+
+def make_server(token=TOKEN, run_id="run-1", nonce=SERVER_NONCE, binding=b"", join_token=JOIN_TOKEN):
+    return ServerHandshake(token, run_id, nonce, "0.1.0", channel_binding=binding, join_token=join_token)
 
 
 def make_client(token=TOKEN, run_id="run-1", nonce=CLIENT_NONCE, peer=ALICE, binding=b""):
     """With the secret of the peer's role."""
-    secret = token if peer.role is not Role.DAEMON else derive_host_secret(token, peer.host)
-    return ClientHandshake(secret, run_id, nonce, peer, channel_binding=binding)
+    secrets = {
+        Role.DAEMON: derive_host_secret(token, peer.host),
+        Role.WALK_IN: derive_join_secret(JOIN_TOKEN, peer.host),
+    }
+    return ClientHandshake(secrets.get(peer.role, token), run_id, nonce, peer, channel_binding=binding)
 
 
 def answer_of(client, server):
@@ -58,7 +67,7 @@ def test_constants_are_what_every_peer_knows():
     assert PROTOCOL_VERSION == 2
     assert (TOKEN_BYTES, NONCE_BYTES, PROOF_BYTES) == (32, 32, 32)
     assert (MAX_NAME_LENGTH, MAX_REASON_LENGTH) == (253, 1000)
-    assert list(Role) == ["daemon", "head", "client"]
+    assert list(Role) == ["daemon", "head", "client", "walk-in"]
     assert list(Channel) == ["control", "bulk"]
 
 
@@ -132,6 +141,7 @@ def test_client_with_a_wrong_token_finds_the_server_wrong_and_says_so():
 
     assert refused == Refused(WRONG_SERVER)
     assert (client.state, client.done, client.refusal) == (HandshakeState.REFUSED, False, WRONG_SERVER)
+    assert client.is_wrong_secret
     assert server.receive(refused) == []
     assert (server.state, server.done) == (HandshakeState.REFUSED, False)
     assert server.refusal == f"the peer refused: {WRONG_SERVER}"
@@ -170,8 +180,9 @@ def test_a_recorded_join_is_refused_by_another_runs_controller_with_the_same_tok
     assert make_server(run_id="run-2").receive(hello) == [Refused(reason)]
 
 
-def test_client_need_not_know_the_runs_name():
-    client = make_client(run_id="", peer=replace(ALICE, role=Role.CLIENT))
+@pytest.mark.parametrize("role", [Role.CLIENT, Role.WALK_IN])
+def test_client_and_walk_in_need_not_know_the_runs_name(role):
+    client = make_client(run_id="", peer=replace(ALICE, role=role))
     server = make_server()
 
     server.receive(answer_of(client, server))
@@ -250,6 +261,64 @@ def test_a_hosts_secret_is_a_labelled_hmac_of_the_token():
     assert derive_host_secret(OTHER_TOKEN, "alice") != derive_host_secret(TOKEN, "alice")
 
 
+def test_a_hosts_join_secret_is_a_labelled_hmac_of_the_join_token():
+    label, host = b"flodl join", b"alice"
+    transcript = b"".join(len(part).to_bytes(8, "big") + part for part in (label, host))
+
+    assert derive_join_secret(JOIN_TOKEN, "alice") == hmac.new(JOIN_TOKEN, transcript, hashlib.sha256).digest()
+    assert derive_join_secret(JOIN_TOKEN, "alice") != derive_host_secret(JOIN_TOKEN, "alice")
+
+
+@pytest.mark.parametrize(
+    "peer",
+    [
+        replace(WALK_IN, host="bob"),
+        replace(WALK_IN, host="bob", channel=Channel.BULK),
+        replace(WALK_IN, role=Role.DAEMON),
+        replace(WALK_IN, role=Role.HEAD),
+        replace(WALK_IN, role=Role.CLIENT),
+    ],
+)
+def test_a_hosts_join_secret_opens_nothing_under_another_name_or_in_another_role(peer):
+    of_alice = ClientHandshake(derive_join_secret(JOIN_TOKEN, "alice"), "run-1", CLIENT_NONCE, peer)
+    liar = make_client(peer=WALK_IN)
+    server = make_server()
+    (challenge,) = server.receive(of_alice.start()[0])
+
+    assert of_alice.receive(challenge) == [Refused(WRONG_SERVER)]
+    assert server.receive(answer_of(liar, make_server())) == [Refused(WRONG_PROOF)]
+
+
+@pytest.mark.parametrize("secret", [JOIN_TOKEN, TOKEN, derive_host_secret(TOKEN, "alice")])
+def test_no_other_secret_lets_a_walk_in_in(secret):
+    client = ClientHandshake(secret, "", CLIENT_NONCE, WALK_IN)
+    (challenge,) = make_server().receive(client.start()[0])
+
+    assert client.receive(challenge) == [Refused(WRONG_SERVER)]
+    assert client.is_wrong_secret
+
+
+def test_a_recorded_walk_in_is_refused_at_a_second_connection_and_by_the_next_run():
+    recorded = answer_of(client := make_client(run_id="", peer=WALK_IN), make_server())
+
+    for again in (make_server(nonce=b"t" * 32), make_server(nonce=b"t" * 32, run_id="run-2", token=OTHER_TOKEN)):
+        again.receive(client.start()[0])
+        assert again.receive(recorded) == [Refused(WRONG_PROOF)]
+
+
+def test_controller_without_a_join_token_takes_no_walk_ins():
+    client, server = make_client(peer=WALK_IN), make_server(join_token=None)
+
+    assert server.receive(client.start()[0]) == [Refused(NO_WALK_INS)]
+    client.receive(Refused(NO_WALK_INS))
+    assert (client.refusal, client.is_wrong_secret) == (NO_WALK_INS, False)
+
+
+def test_a_join_token_of_another_length_is_our_own_bug():
+    with pytest.raises(LocalProtocolError, match="token of 31 bytes, expected 32"):
+        make_server(join_token=b"j" * 31)
+
+
 @pytest.mark.parametrize(
     "peer",
     [
@@ -301,8 +370,8 @@ def test_version_is_judged_before_anything_else():
     ("change", "reason"),
     [
         ({"run_id": "a\x1b[31m"}, "run a?[31m is not served here: another run's controller listens at this address"),
-        ({"role": "rank"}, "unknown role rank, expected one of daemon, head, client"),
-        ({"role": "DAEMON"}, "unknown role DAEMON, expected one of daemon, head, client"),
+        ({"role": "rank"}, "unknown role rank, expected one of daemon, head, client, walk-in"),
+        ({"role": "DAEMON"}, "unknown role DAEMON, expected one of daemon, head, client, walk-in"),
         ({"channel": "http"}, "unknown channel http, expected one of control, bulk"),
         ({"channel": "x" * 70}, f"unknown channel {'x' * 64}, expected one of control, bulk"),
         ({"host": "a/b"}, "host name a/b cannot be used: 1 to 253 printable characters, no /"),

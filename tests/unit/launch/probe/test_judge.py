@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from flodl.errors import HostUnreachable
+from flodl.launch.plan import HostKind
 from flodl.launch.probe.facts import RunSeen
 from flodl.launch.probe.finding import CHECKS, Finding, Level, exit_code, ok, sentence
 from flodl.launch.probe.judge import (
@@ -13,11 +14,12 @@ from flodl.launch.probe.judge import (
     PACKAGES,
     RANK_BYTES,
     TIGHT_BYTES,
+    judge_host,
     judge_old_python,
     judge_together,
     judge_unreachable,
 )
-from tests.unit.launch.probe.describing import facts, host, judged, of, place, smi, wrong
+from tests.unit.launch.probe.describing import HERE, facts, host, judged, of, place, smi, wrong
 
 WARN, ERROR = Level.WARN, Level.ERROR
 
@@ -130,6 +132,15 @@ def test_folders_that_are_not_there_are_named() -> None:
     assert (of(found, "project").level, of(found, "project").read) == (ERROR, "folder /gone not found")
     assert (of(found, "data").level, of(found, "data").read) == (WARN, "folder /data not found")
     assert of(judged(places=(place("data", "/data"),)), "data").read == "/data"
+
+
+def test_project_that_is_copied_need_not_be_there_yet() -> None:
+    places = (place("project", "/gone", is_folder=False),)
+    found = judge_host(host(), facts(places=places, script="/gone/train.py not found"), HERE, is_copied=True)
+    assert wrong(found) == {}
+    assert of(found, "project").read == "copied to /gone"
+    here = host(kind=HostKind.LOCAL, ssh=None)
+    assert of(judge_host(here, facts(places=places), HERE, is_copied=True), "project").level is ERROR
 
 
 def test_module_as_script_and_no_script_are_not_looked_for() -> None:

@@ -107,6 +107,16 @@ def test_interface_that_is_only_excluded_needs_none_of_its_name() -> None:
     assert wrong(judged({"a": (on("^docker"), facts())}, {})) == {}
 
 
+def test_host_with_a_tunnel_needs_no_network_but_ssh() -> None:
+    hosts = {"a": (host("a", tunnel=True), facts(interfaces=())), "b": (host("b"), facts())}
+    found = judged(hosts, {"a": reach(error="no address to dial"), "b": reach()}, {"a": 0.0, "b": 0.0})
+    assert wrong(found) == {}
+    assert [(each.check, each.read) for each in found if each.host == "a"] == [
+        ("clock", "+0.00 s"),
+        ("controller", "through ssh"),
+    ]
+
+
 def test_mtus_that_differ_are_a_warning_on_those_with_the_larger_one() -> None:
     hosts = {"a": (on("ib0"), facts(interfaces=TWO)), "b": (host("b"), facts())}
     found = judged(hosts, {"b": reach()})

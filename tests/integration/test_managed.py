@@ -1,0 +1,172 @@
+"""The managed daemon on loopback, as ``fdl daemon run``: one run after another, and every way in which it stops."""
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flodl.checkpoint.reader import find
+from flodl.core.position import SaveReason
+from flodl.launch import rundir
+from flodl.wire.handshake import derive_join_secret
+from tests.runs import BIN, END_S, START_S, Fdl, Launched
+
+pytestmark = pytest.mark.timeout(240)
+
+JOIN_TOKEN = secrets.token_bytes(32)
+MANAGED = "{host: node-m, daemon: managed, local_devices: [cpu]}"
+LOCAL = "{host: localhost, local_devices: [cpu]}"
+CLUSTER = "cluster:\n  controller: {{host: 127.0.0.1, port: {port}}}\n  workers: [{workers}]\n"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+class Managed:
+    """One ``fdl daemon run`` as node-m."""
+
+    def __init__(self, fdl: Fdl, *arguments: object, port: int, secret: bytes | None = None) -> None:
+        self._fdl = fdl
+        self._err_path = fdl.folder / f"managed-{secrets.token_hex(4)}.err"
+        token = fdl.folder / f"{self._err_path.stem}.token"
+        rundir.write_token_file(token, secret or derive_join_secret(JOIN_TOKEN, "node-m"))
+        command = [str(BIN / "fdl"), "daemon", "run", f"127.0.0.1:{port}", "--host", "node-m"]
+        with self._err_path.open("wb") as err:
+            self.process = subprocess.Popen(
+                [*command, *map(str, arguments)],
+                env={**fdl.env, "FDL_TOKEN_FILE": str(token)},
+                cwd=fdl.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+            )
+
+    @property
+    def said(self) -> str:
+        return self._err_path.read_text(errors="replace")
+
+    def wait_for_text(self, text: str, times: int = 1) -> None:
+        self._fdl.wait_until(lambda: self.said.count(text) >= times, START_S, lambda: f"{text!r} in\n{self.said}")
+
+    def wait(self) -> int:
+        self._fdl.wait_until(lambda: self.process.poll() is not None, END_S, lambda: self.said)
+        return int(self.process.returncode)
+
+    def wait_until_alone(self) -> None:
+        """Nothing runs below it."""
+        me = psutil.Process(self.process.pid)
+        self._fdl.wait_until(lambda: not me.children(recursive=True), END_S, lambda: self.said)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(10)
+
+
+class Lab:
+    """A port, a join token of this user's, and what was started."""
+
+    def __init__(self, fdl: Fdl) -> None:
+        self.fdl, self.port = fdl, free_port()
+        self._started: list[Managed] = []
+        state = Path(fdl.env["FDL_STATE_HOME"])
+        state.mkdir()
+        rundir.write_token_file(state / "join.token", JOIN_TOKEN)
+
+    def daemon(self, *arguments: object, secret: bytes | None = None) -> Managed:
+        daemon = Managed(self.fdl, *arguments, port=self.port, secret=secret)
+        self._started.append(daemon)
+        return daemon
+
+    def launch(self, *workers: str, **flags: object) -> Launched:
+        path = self.fdl.folder / "fdl.cluster.yml"
+        path.write_text(CLUSTER.format(port=self.port, workers=", ".join(workers)))
+        given: dict[str, object] = {"mode": "cpu_cadence", "size": 403, "batch_size": 4, "epochs": 10_000}
+        return self.fdl.job(options=("-c", path), **{**given, "step_ms": 10, **flags})
+
+    def down(self) -> None:
+        for daemon in self._started:
+            daemon.end()
+
+
+@pytest.fixture
+def lab(fdl: Fdl) -> Iterator[Lab]:
+    made = Lab(fdl)
+    yield made
+    made.down()
+
+
+def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controller(lab: Lab) -> None:
+    daemon = lab.daemon()
+    daemon.wait_for_text("waiting for a controller")
+
+    lost = lab.launch(MANAGED)
+    lost.wait_for_training()
+    lost.kill("controller")
+    lost.wait()
+    daemon.wait_until_alone()
+    daemon.wait_for_text("waiting for a controller", times=2)
+
+    run = lab.launch(MANAGED, epochs=1)
+    assert run.wait() == 0, run.story() + daemon.said
+    daemon.wait_until_alone()
+    assert daemon.process.poll() is None
+    assert f"serving run {run.run_id}: 1 rank(s)" in daemon.said
+    assert JOIN_TOKEN.hex() not in daemon.said + run.story()
+
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0
+
+
+def test_host_that_is_stopped_leaves_its_run_in_order_or_the_run_saves_and_stops(lab: Lab, tmp_path: Path) -> None:
+    daemon = lab.daemon()
+    run = lab.launch(LOCAL, MANAGED, save=tmp_path / "run")
+    run.wait_for_training(2)
+
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0, daemon.said
+    run.wait_for_event("host_left")
+    assert (run.events("rank_lost"), run.events("host_lost")) == ([], [])
+    before = len(run.commits())
+    lab.fdl.wait_until(lambda: len(run.commits()) > before, START_S, run.story)
+    assert lab.fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    run.wait(END_S)
+
+    daemon = lab.daemon()
+    alone = lab.launch(MANAGED, save=tmp_path / "alone")
+    alone.wait_for_training(2)
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0, daemon.said
+    assert alone.wait(END_S) == 143, alone.story()
+    meta = find(tmp_path / "alone").meta
+    assert (meta.reason, meta.point.position.version) == (SaveReason.GRACEFUL_SHUTDOWN, alone.commits()[-1]["version"])
+    assert "SIGTERM to its daemon on node-m" in (alone.read("outcome.json") or {})["message"]
+
+
+def test_what_no_waiting_cures_ends_the_daemon_with_2(lab: Lab) -> None:
+    run = lab.launch(MANAGED)  # it waits for its host
+    run.wait_for_event("host_awaited")
+    stranger = derive_join_secret(JOIN_TOKEN, "node-x")
+
+    for arguments, secret, words in [
+        ((), stranger, "it holds another token"),
+        ((), JOIN_TOKEN, "it holds another token"),
+        (("--devices", "7"), None, "no GPU 7"),
+        (("--token-file", lab.fdl.folder / "gone"), None, "gone: No such file"),
+    ]:
+        daemon = lab.daemon(*arguments, secret=secret)
+        assert (daemon.wait(), words in daemon.said) == (2, True), (arguments, daemon.said)
+    log = run.log("controller.log")
+    assert "says it is walk-in node-m, was refused" in log
+    assert not any(each.hex() in log for each in (stranger, JOIN_TOKEN))
+    assert run.is_live
+    os.kill(run.pid_of("controller"), signal.SIGTERM)
+    run.wait(END_S)
