@@ -168,16 +168,19 @@ def test_what_only_the_script_imports_is_found(bench: Bench) -> None:
     assert report["exit_code"] == 0
 
 
-def test_another_copy_of_the_script_is_found(bench: Bench) -> None:
+def test_another_copy_of_the_code_is_found(bench: Bench) -> None:
     stale = bench.project / "stale"
     stale.mkdir()
-    (stale / "train.py").write_text("import json\n")
+    (stale / "train.py").write_text(SCRIPT + "from model import size\n")
+    (stale / "model.py").write_text("size = 1\n")
+    (bench.project / "train.py").write_text(SCRIPT + "from model import size\n")
+    (bench.project / "model.py").write_text("size = 2\n")
     report = bench.probe(bench.cluster({1: {"path": str(stale)}}), "train.py")
 
-    script = finding(report, "script", bench.lab.hosts[1])
-    assert script["read"] == f"script {stale}/train.py is not the one that is launched"
-    assert "up to date" in script["remedy"]
-    assert wrong(report) == {"script": "error"}
+    code = finding(report, "code", bench.lab.hosts[1])
+    assert code["read"] == "not the project as it is here: model.py differs"
+    assert "up to date" in code["remedy"]
+    assert wrong(report) == {"code": "error"}
 
 
 def test_another_torch_is_found(bench: Bench) -> None:

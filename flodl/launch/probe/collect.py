@@ -100,8 +100,8 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
     """Everything that ``request`` asks for, gathered side by side.
 
     Args:
-        request: ``packages`` and ``modules`` by name; ``folder``, ``script`` and ``env`` of the ranks; ``code``, the
-            SHA-256 of the script, or empty; ``places``, pairs of a role and a folder; ``gpus``: whether to ask for
+        request: ``packages`` and ``modules`` by name; ``folder``, ``script`` and ``env`` of the ranks; ``code``, files
+            of the project with their SHA-256; ``places``, pairs of a role and a folder; ``gpus``: whether to ask for
             them; ``smi_timeout_s``, ``torch_timeout_s``; ``own_run``, whose processes do not count as left over.
     """
     folder = os.path.expanduser(request["folder"])
@@ -125,7 +125,8 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "limits": _limits(),
             "has_rdma": os.path.isdir("/sys/class/infiniband"),
             "interfaces": _interfaces(),
-            "script": _script(folder, request["script"], request["code"]),
+            "script": _script(folder, request["script"]),
+            "code": _code(folder, request["code"]),
             "missing_modules": _missing(request["modules"], folder, request["script"], request["env"]),
             "runs": _runs(request["own_run"]),
             "driver": _first_line("/proc/driver/nvidia/version"),
@@ -195,18 +196,27 @@ def _is_there(module: str, folders: list[str]) -> bool:
         return False
 
 
-def _script(folder: str, script: list[str], code: str) -> str:
-    """Empty where it is there, with ``code`` as its SHA-256, or where that cannot be known; else what is wrong."""
+def _script(folder: str, script: list[str]) -> str:
+    """Empty where it can be read or cannot be known, else what is wrong."""
     if not script or script[0] in ("-m", "-") or not os.path.isdir(folder):
         return ""
     path = os.path.join(folder, script[0])
     if not os.path.exists(path):
         return f"{path} not found"
+    return "" if os.access(path, os.R_OK) else f"{path} cannot be read"
+
+
+def _code(folder: str, wanted: dict[str, str]) -> dict[str, str]:
+    """Files that are not what they should be: their SHA-256, or empty where they are missing."""
+    found = {path: _sha256(os.path.join(folder, path)) for path in wanted} if os.path.isdir(folder) else {}
+    return {path: content for path, content in found.items() if content != wanted[path]}
+
+
+def _sha256(path: str) -> str:
     try:
-        found = "" if os.path.isdir(path) else hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    except OSError as error:
-        return f"{path} cannot be read: {error.strerror}"
-    return f"{path} is not the one that is launched" if code and found != code else ""
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------------------- machine

@@ -89,8 +89,9 @@ class RunSeen:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One host. ``limits`` are soft ones, -1 without a limit; ``visible`` is CUDA_VISIBLE_DEVICES there, None where it
-    is not set; ``amd`` is what tells of an AMD GPU; ``torch``, ``smi`` and ``torch_import`` are None where there is
-    none or nobody asked.
+    is not set; ``code`` are files of the project that are other ones there, with their SHA-256, empty where they are
+    missing; ``amd`` is what tells of an AMD GPU; ``torch``, ``smi`` and ``torch_import`` are None where there is none
+    or nobody asked.
     """
 
     hostname: str
@@ -106,6 +107,7 @@ class Facts:
     has_rdma: bool
     interfaces: tuple[Interface, ...]
     script: str
+    code: Mapping[str, str]
     missing_modules: tuple[str, ...]
     runs: tuple[RunSeen, ...]
     driver: str

@@ -26,6 +26,7 @@ CHECKS: Final = (
     "limits",
     "project",
     "script",
+    "code",
     "data",
     "interface",
     "mtu",

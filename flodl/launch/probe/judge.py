@@ -15,6 +15,7 @@ from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.probe.facts import OLDEST_PYTHON, Facts, Place
 from flodl.launch.probe.finding import Finding, Level, ok
 from flodl.launch.probe.judge_gpus import judge_gpus
+from flodl.launch.tree import first_few
 
 PACKAGES: Final = ("flodl", "torch", "numpy", "msgpack", "safetensors", "psutil", "pydantic", "pyyaml", "cryptography")
 """What a daemon and its ranks import; ``flodl`` and ``torch`` have checks of their own."""
@@ -234,11 +235,15 @@ def _project(host: HostPlan, facts: Facts, is_copied: bool) -> list[Finding]:
             found.append(ok("data", host.name, place.path))
     if is_copied:
         return found
+    remedy = f"bring the copy there up to date (`sync.mode` does), or set `path` of worker {host.name}"
     if facts.script:
-        remedy = f"bring the copy there up to date (`sync.mode` does), or set `path` of worker {host.name}"
         found.append(Finding("script", host.name, Level.ERROR, f"script {facts.script}", "", remedy))
     elif host.script[0] != "-":
         found.append(ok("script", host.name, "-m" if host.script[0] == "-m" else host.script[0].rpartition("/")[2]))
+    if facts.code and not facts.script:
+        faults = [f"{path} {'differs' if content else 'is missing'}" for path, content in facts.code.items()]
+        words = f"not the project as it is here: {first_few(faults)}"
+        found.append(Finding("code", host.name, Level.ERROR, words, "", remedy))
     return found
 
 

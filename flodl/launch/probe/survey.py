@@ -5,15 +5,13 @@ asked is a finding like any other, and holds up nobody for longer than its own d
 """
 
 import asyncio
-import hashlib
 import importlib.metadata
 import logging
 import platform
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from flodl import __version__
 from flodl.config.address import split_address
@@ -23,7 +21,6 @@ from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
 from flodl.launch.probe.facts import Facts, Reach
 from flodl.launch.probe.finding import CHECKS, Finding, Level, ok
-from flodl.launch.probe.imports import needed_modules
 from flodl.launch.probe.judge import (
     PACKAGES,
     Reference,
@@ -33,12 +30,11 @@ from flodl.launch.probe.judge import (
     judge_unreachable,
 )
 from flodl.launch.probe.judge_network import addresses_of, judge_network, peers_of, source_of
+from flodl.launch.probe.script import Needed, needed_by
 from flodl.launch.probe.talk import SMI_TIMEOUT_S, TORCH_TIMEOUT_S, Channel, Interview, OldPython
 
 Open = Callable[[HostPlan, str], Awaitable[Channel]]
 """Starts the program on a host, with a nonce; raises HostUnreachable."""
-
-MAX_SCRIPT_BYTES: Final = 1 << 20
 
 _log = logging.getLogger(__name__)
 
@@ -54,14 +50,6 @@ class Survey:
     def of(self, host: HostName, level: Level) -> list[Finding]:
         """What was found on one host at this level."""
         return [finding for finding in self.findings if finding.host == host and finding.level is level]
-
-
-@dataclass(frozen=True, slots=True)
-class _Needed:
-    """What the script, by its copy here, needs on each host: its imports, and itself (``code`` is its SHA-256)."""
-
-    modules: tuple[str, ...]
-    code: str
 
 
 @dataclass(slots=True)
@@ -85,10 +73,7 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
         open_channel: how a host is reached.
     """
     started_s = time.monotonic()
-    script = _read_script(spec)
-    needed = _Needed(
-        needed_modules(script.decode(errors="replace")), hashlib.sha256(script).hexdigest() if script else ""
-    )
+    needed = asyncio.create_task(asyncio.to_thread(needed_by, spec))
     asked = {host.name: _Asked(Interview(host)) for host in spec.hosts if host.kind is not HostKind.MANAGED}
     try:
         await asyncio.gather(*(_first(each, spec, needed, open_channel) for each in asked.values()))
@@ -115,13 +100,13 @@ def reference() -> Reference:
     return Reference(__version__, platform.python_version(), torch)
 
 
-async def _first(each: _Asked, spec: RunSpec, needed: _Needed, open_channel: Open) -> None:
+async def _first(each: _Asked, spec: RunSpec, needed: asyncio.Task[Needed], open_channel: Open) -> None:
     host, started_s = each.interview.host, time.monotonic()
     try:
         each.channel = await open_channel(host, each.interview.nonce)
         if host.kind is HostKind.SSH:
             each.findings.append(ok("ssh", host.name, f"{time.monotonic() - started_s:.2f} s"))
-        each.facts = await each.interview.facts(each.channel, _request(host, spec, needed))
+        each.facts = await each.interview.facts(each.channel, _request(host, spec, await needed))
     except OldPython as old:
         each.findings.append(judge_old_python(host, old.version))
     except Exception as error:  # noqa: BLE001  # of whatever library: one host's trouble is a finding
@@ -162,7 +147,7 @@ def _unreachable(host: HostPlan, error: Exception) -> HostUnreachable:
     return HostUnreachable(host.name, "start", str(error) or type(error).__name__)
 
 
-def _request(host: HostPlan, spec: RunSpec, needed: _Needed) -> dict[str, Any]:
+def _request(host: HostPlan, spec: RunSpec, needed: Needed) -> dict[str, Any]:
     data = host.env.get("FDL_DATA_PATH")
     places = [("project", host.cwd), ("temporary", ""), ("shared memory", "/dev/shm")]
     return {
@@ -172,24 +157,12 @@ def _request(host: HostPlan, spec: RunSpec, needed: _Needed) -> dict[str, Any]:
         "places": places + ([("data", data)] if data else []),
         "packages": PACKAGES,
         "modules": needed.modules,
-        "code": needed.code,
+        "code": needed.code_for(host),
         "gpus": asks_for_gpus(host.devices),
         "smi_timeout_s": SMI_TIMEOUT_S,
         "torch_timeout_s": TORCH_TIMEOUT_S,
         "own_run": spec.run_id,
     }
-
-
-def _read_script(spec: RunSpec) -> bytes:
-    """The script here; empty where it is no file, or too large to be one."""
-    if spec.script[0].startswith("-"):
-        return b""
-    try:
-        with open(Path(spec.cwd) / spec.script[0], "rb") as file:
-            text = file.read(MAX_SCRIPT_BYTES + 1)
-    except OSError:
-        return b""
-    return text if len(text) <= MAX_SCRIPT_BYTES else b""
 
 
 def _judged(asked: Mapping[HostName, _Asked], *, is_copied: bool) -> list[Finding]:

@@ -44,6 +44,7 @@ def facts(**changes: Any) -> Facts:
         has_rdma=False,
         interfaces=(Interface("eth0", 1500, ("10.0.0.11", "fd00::11")),),
         script="",
+        code={},
         missing_modules=(),
         runs=(),
         driver="NVRM version: NVIDIA UNIX",

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ def smi(bench: Path, body: str) -> None:
 
 def request(**changes: Any) -> dict[str, Any]:
     asked = {"folder": "/", "script": ["-m", "x"], "places": [], "packages": [], "modules": [], "gpus": True}
-    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", "env": {}, "code": "", **changes}
+    return {**asked, "smi_timeout_s": 5.0, "torch_timeout_s": 20.0, "own_run": "", "env": {}, "code": {}, **changes}
 
 
 def test_nvidia_smi_is_asked_in_english_and_its_words_are_kept(bench: Path) -> None:
@@ -56,15 +57,15 @@ def test_nvidia_smi_that_fails_is_quoted(bench: Path, body: str, reason: str) ->
     assert collect.facts(request())["smi"]["reason"] == reason
 
 
-def test_nvidia_smi_that_hangs_is_ended_with_its_children(bench: Path) -> None:
+def test_nvidia_smi_that_hangs_is_ended_with_its_children(bench: Path, wait_until: Callable[..., object]) -> None:
     smi(bench, f"sleep 60 & echo $! >> {bench}/pids; wait")
     started_s = time.monotonic()
-    answer = collect.facts(request(smi_timeout_s=0.3))["smi"]
-    assert answer["reason"].startswith("nvidia-smi: no answer within 0.3 s")
+    answer = collect.facts(request(smi_timeout_s=1.0))["smi"]
+    assert answer["reason"].startswith("nvidia-smi: no answer within 1 s")
     assert time.monotonic() - started_s < 10
     pids = (bench / "pids").read_text().split()
-    assert len(pids) == 4
-    assert [pid for pid in pids if _is_running(int(pid))] == []
+    assert pids
+    wait_until(lambda: not any(_is_running(int(pid)) for pid in pids), 5.0, f"the end of {pids}")
 
 
 def _is_running(pid: int) -> bool:
@@ -116,22 +117,20 @@ def test_torch_that_cannot_be_imported_says_why(bench: Path, torch: str, error: 
     assert collect._torch_import(1.0, {})["error"].startswith(error)
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "wrong"),
-    [
-        ("t.py", "", ""),
-        ("t.py", hashlib.sha256(b"pass").hexdigest(), ""),
-        ("t.py", hashlib.sha256(b"pass\n").hexdigest(), "t.py is not the one that is launched"),
-        ("gone.py", "", "gone.py not found"),
-        (".", "", ""),
-        ("pipe.py/x", "", "x not found"),
-    ],
-)
-def test_script_is_there_and_the_one_that_is_launched(bench: Path, name: str, code: str, wrong: str) -> None:
+def test_script_that_is_not_there_is_named(bench: Path) -> None:
     (bench / "t.py").write_text("pass")
-    found = collect.facts(request(gpus=False, folder=str(bench), script=[name], code=code))["script"]
-    assert found.endswith(wrong)
-    assert bool(found) == bool(wrong)
+    asked = request(gpus=False, folder=str(bench), script=["t.py"])
+    assert collect.facts(asked)["script"] == ""
+    assert collect.facts({**asked, "script": ["gone.py", "-x"]})["script"] == f"{bench}/gone.py not found"
+
+
+def test_files_that_are_not_what_they_should_be_are_told_with_what_they_are(bench: Path) -> None:
+    (bench / "t.py").write_text("pass")
+    sha = hashlib.sha256(b"pass").hexdigest()
+    wanted = {"t.py": sha, "./t.py": "0" * 64, "gone.py": sha, "t.py/x": sha}
+    asked = request(gpus=False, folder=str(bench), code=wanted)
+    assert collect.facts(asked)["code"] == {"./t.py": sha, "gone.py": "", "t.py/x": ""}
+    assert collect.facts({**asked, "folder": "/no/folder"})["code"] == {}
 
 
 def test_ranks_environment_counts_for_what_they_import(bench: Path) -> None:

@@ -134,6 +134,16 @@ def test_folders_that_are_not_there_are_named() -> None:
     assert of(judged(places=(place("data", "/data"),)), "data").read == "/data"
 
 
+def test_code_that_is_not_the_same_is_an_error_that_names_the_files() -> None:
+    finding = of(judged(code={"train.py": "5e", "lib/a.py": "", **{f"x{n}.py": "0" for n in range(9)}}), "code")
+    assert finding.level is ERROR
+    assert finding.read.startswith(
+        "not the project as it is here: train.py differs, lib/a.py is missing, x0.py differs"
+    )
+    assert finding.read.endswith(" and 6 more")
+    assert "sync.mode" in finding.remedy
+
+
 def test_project_that_is_copied_need_not_be_there_yet() -> None:
     places = (place("project", "/gone", is_folder=False),)
     found = judge_host(host(), facts(places=places, script="/gone/train.py not found"), HERE, is_copied=True)

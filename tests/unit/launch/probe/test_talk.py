@@ -46,7 +46,7 @@ def request(folder: Path) -> dict[str, Any]:
         "torch_timeout_s": 1.0,
         "own_run": "",
         "env": {},
-        "code": "",
+        "code": {},
     }
 
 
