@@ -134,7 +134,8 @@ STAGES = (
     Stage(
         "two hosts",
         "[1/9] 2, 3, 5, 6; [2/9] zombies; [3/9] 3, 7: the same over ssh, with a pulled cable, every kind of host that "
-        "fails, and hosts that come back; [4/9] 1: a real systemd runs the managed daemon's unit",
+        "fails, and hosts that come back; [4/9] 1: a real systemd runs the managed daemon's unit; [4/9] 5: planted "
+        "faults that probe finds",
         _pytest("-m", "", "--timeout", "300", "tests/system"),
         limit_s=3600,
         env={"FLODL_FIGURES": "1"},

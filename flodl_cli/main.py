@@ -19,6 +19,7 @@ COMMANDS: Final = {
     "join": "offer this machine's devices to a run, until it ends",
     "join-config": "make what a machine needs to walk in: token, key, settings",
     "launch": "train a script on this machine or on a cluster",
+    "probe": "check whether this machine and the hosts are ready for a run",
     "status": "show a run's phase, hosts, ranks, rates and shares",
     "stop": "end a run in order, or at once",
     "tail": "show the logs of a run's ranks, wherever they run",

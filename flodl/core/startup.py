@@ -18,6 +18,9 @@ from flodl.core.window import Absence, JoinSettings, JoinWindow, Verdict
 from flodl.ids import HostName, RankId, Version
 from flodl.messages import Admitted, HeadReady, HostHello, RankReady, RankSpec, Settings, SpawnRanks, StopHost
 
+STAGE_PREFLIGHT = "preflight"
+"""Of a host that was reached and found unfit; docs/operations.md lists the checks."""
+
 
 class Startup:
     """See the module docstring. ``grace_s`` is how long ranks wait for a head that is slower than they are."""
@@ -66,8 +69,11 @@ class Startup:
         """Why the run cannot start: every host that is not there, with its remedy."""
         absences = self.window.absences()
         lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
-        is_unreachable = any(absence.stage != "join" for absence in absences)
-        code = end.EXIT_UNREACHABLE if is_unreachable else end.EXIT_TOO_FEW_RANKS
+        stages = {absence.stage for absence in absences}
+        if stages - {"join", STAGE_PREFLIGHT}:
+            code = end.EXIT_UNREACHABLE
+        else:
+            code = end.EXIT_PREFLIGHT if STAGE_PREFLIGHT in stages else end.EXIT_TOO_FEW_RANKS
         host = absences[0].host if absences else ""
         return Failure(end.KIND_HOST, host, -1, "\n".join(lines), "", code, 0)
 

@@ -83,6 +83,7 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
         (["wibble"], "There are: checkpoint, config, daemon, drain, join, join-config, launch"),
+        (["probe", "--local", "1", "-c", "x.yml"], "exclude"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
         (["join", "--devices", "cpu,,cpu"], "separated by commas"),
@@ -116,6 +117,7 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["launch", "-c", "bad.yml", "train.py"], 2, "bad.yml:2"),
         (["launch", "-c", "taken.yml", "train.py"], 3, "taken"),
         (["launch", "-c", "nohost.yml", "train.py"], 4, "nohost.invalid"),
+        (["probe", "-c", "nothing.yml"], 2, "nothing.yml"),
         (["status"], 2, "fdl launch"),
         (["status", "nix"], 2, "no run 'nix'"),
         (["stop"], 2, "no run is live"),
@@ -218,7 +220,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "probe", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"
