@@ -37,7 +37,7 @@ from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolErro
 from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
-from flodl.launch.plan import RunSpec
+from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started, read_token_file
 from flodl.messages import (
     AskBootstrap,
@@ -174,7 +174,7 @@ class Controller:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
-        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
+        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect, self._note_refused)
         run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
         inner = tunnels.without_http(handlers)
@@ -231,6 +231,9 @@ class Controller:
         info = ControllerInfo(os.getpid(), started, host, port, self._spec.tls, shown)
         self._run.write("controller.json", dump(info))
         self._tell_security(shown)
+        terms = self._core.startup.window.terms()
+        if terms:
+            self._events.add(act.Record("window_open", act.Severity.INFO, f"the join window is open: {terms}", {}))
 
     def _tell_security(self, certificate: str) -> None:
         if certificate:
@@ -296,7 +299,10 @@ class Controller:
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
-            stream.send(StopHost(f"host {host} has already joined this run", 0.0))
+            reason = f"host {host} has already joined this run; another machine needs another name"
+            stream.send(StopHost(reason, 0.0))
+            detail = f"{host} refused, at {hello.address}: {reason}"
+            self._events.add(act.Record("join_refused", act.Severity.WARNING, detail, {"host": host}))
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
@@ -377,6 +383,9 @@ class Controller:
         except BaseException:
             link.close()
             raise
+
+    def _note_refused(self, where: str, reason: str) -> None:
+        self._events.add(act.Record("peer_refused", act.Severity.WARNING, f"{where} {reason}", {}))
 
     # ----------------------------------------------------------------------------------------------------- actions
     def _execute(self, action: act.JobAction) -> None:
@@ -597,4 +606,6 @@ def _join_settings(spec: RunSpec) -> JoinSettings:
         join.join_timeout_s,
         join.max_join_timeout_s,
         join.elastic,
+        join.start,
+        frozenset(host.name for host in spec.hosts if host.kind is HostKind.MANAGED),
     )

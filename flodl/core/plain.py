@@ -29,6 +29,7 @@ from flodl.core.events import (
     PlaceTried,
     SaveSettled,
     Stalled,
+    StartAsked,
     StateStored,
     StopAsked,
     Ticked,
@@ -128,6 +129,8 @@ class PlainCore:
                 actions = self._host_gone(host, f"connection lost: {reason}", now_s, is_missed=True)
             case HostFailed():
                 actions = self.startup.fail(event)
+            case StartAsked():
+                actions = self.startup.fire(event, self.start_refusal())
             case StopAsked():
                 actions = self._on_stop(event, now_s)
             case Stalled(gap_s):
@@ -169,6 +172,10 @@ class PlainCore:
     def may_come_later(self, host: HostName) -> bool:
         """Never: see ``refusal``."""
         return False
+
+    def start_refusal(self) -> str:
+        """Why a person may not start the run now; empty when they may."""
+        return self.startup.start_refusal(self.phase, self.phase is PlainPhase.WAITING)
 
     def drain_refusal(self, host: HostName) -> str:
         """Why ``host`` may not be drained: there is no commit at which it could leave without loss."""
@@ -429,15 +436,14 @@ class PlainCore:
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
         match self.startup.verdict(now_s):
             case Verdict.WAIT:
-                return []
+                return self.startup.hold()
             case Verdict.START:
                 if reason := shut_off(tuple(self.startup.window.joined.values())):
                     return self._refuse(reason, now_s)
-                self._places = Places(self.startup.window.devices())
-                return self._pick_port(self._places)
+                self._places = places = Places(self.startup.window.devices())
+                return [*self.startup.note_shortfall(), *self._pick_port(places)]
             case Verdict.FAIL:
-                failure = self.startup.absence_failure()
-                self.ending.fail(failure, f"the run cannot start:\n{failure.error}")
+                self.ending.fail(*self.startup.give_up(now_s))
                 return self._end(now_s, self.settings.stop_grace_s)
             case _ as verdict:
                 assert_never(verdict)

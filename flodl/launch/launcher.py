@@ -97,7 +97,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     started = start_controller(spec, spread(spec, terminal))
     if options.detach:
         terminal.result(spec.run_id)
-        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl status, fdl tail -f, fdl stop")
+        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
         return 0
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
     end = Viewer(started.run, started.info, terminal, started.process.poll).watch()

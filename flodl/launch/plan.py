@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
+from flodl.core.window import StartRule
 from flodl.errors import ConfigError
 from flodl.launch import commands
 from flodl.launch.bootstrap import Bootstrap, Liveness
@@ -104,7 +105,8 @@ class SyncSettings:
 class JoinPlan:
     """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
 
-    ``elastic``: hosts may join a run that trains. ``token_file``: the join token of walk-ins, empty: there are none.
+    ``elastic``: hosts that no roster knows may join, before the start and while the run trains. ``token_file``: the
+    join token of walk-ins, empty: there are none. ``start``: who closes the window.
     """
 
     min_rank_start: int = 0
@@ -113,6 +115,7 @@ class JoinPlan:
     max_join_timeout_s: float = 600.0
     elastic: bool = True
     token_file: str = ""
+    start: StartRule = StartRule.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.max_join_timeout,
             controller.join.elastic,
             token_file,
+            start=StartRule(controller.join.start),
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,

@@ -136,17 +136,12 @@ def _again(run: str | None, options: LaunchOptions) -> int:
 def cluster_of(local: int | None, cluster_file: Path | None) -> "ClusterSpec":
     """The machines that the command line, the environment or the nearest cluster file name; else this one."""
     from flodl.config.builder import ClusterBuilder, local_cluster
-    from flodl.config.cluster import find_cluster_file, load_cluster, unsupported
+    from flodl.config.cluster import find_cluster_file, load_cluster
     from flodl.config.gpus import detect_gpus
-    from flodl.config.problems import ClusterError
 
     if local is not None:
         return local_cluster(local)
     path = cluster_file or find_cluster_file(Path.cwd(), os.environ)
     if path is None:
         return ClusterBuilder.all_local_gpus().build() if detect_gpus() else local_cluster(1)
-    spec = load_cluster(path)
-    problems = unsupported(spec)
-    if problems:
-        raise ClusterError(problems)
-    return spec
+    return load_cluster(path)
