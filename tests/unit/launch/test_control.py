@@ -249,7 +249,7 @@ def test_everything_is_asked_under_tls(tls_site: Site) -> None:
     assert tls_site.heard == [StopRequest("fdl stop", False, 143)]
 
 
-@pytest.mark.parametrize("known", [b"", certificate().sha256])
+@pytest.mark.parametrize("known", [b"", certificate().sha256], ids=["unknown", "known"])
 def test_read_token_is_said_to_the_holder_of_the_runs_certificate(tls_site: Site, known: bytes) -> None:
     assert tls_site.secure_client(known).state() == {"phase": "training"}
     (request,) = tls_site.requests
