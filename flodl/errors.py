@@ -60,13 +60,15 @@ class LocalProtocolError(ProtocolError):
 
 
 class JoinRefused(FlodlError):
-    """A host may not take part, or a peer is not let in; the message names what differs."""
+    """A host may not take part, or a peer is not let in; the message names what differs. ``is_wrong_token``: the two
+    sides hold different tokens, or someone sits in between; trying again changes nothing.
+    """
 
     exit_code: ClassVar[int] = 4
 
-
-class WrongToken(JoinRefused):
-    """The other side holds another token than ours, or someone sits in between: trying again changes nothing."""
+    def __init__(self, message: str, *, is_wrong_token: bool = False) -> None:
+        self.is_wrong_token = is_wrong_token
+        super().__init__(message)
 
 
 class PeerLost(FlodlError):

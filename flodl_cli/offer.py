@@ -4,6 +4,8 @@ import socket
 from pathlib import Path
 from typing import Final
 
+import click
+
 from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
@@ -20,11 +22,11 @@ def device_words(devices: str) -> tuple[str, ...]:
     """The words of ``--devices``.
 
     Raises:
-        ConfigError: an empty one.
+        UsageError: an empty one.
     """
     words = tuple(word.strip() for word in devices.split(","))
     if not all(words):
-        raise ConfigError(f"--devices {devices!r}: expected all, GPU numbers or cpu, separated by commas")
+        raise click.UsageError(f"--devices {devices!r}: expected all, GPU numbers or cpu, separated by commas")
     return words
 
 
@@ -32,25 +34,26 @@ def host_name(host: str | None) -> str:
     """The name in the run; this machine's, unless another one is given.
 
     Raises:
-        ConfigError: it cannot be one.
+        UsageError: it cannot be one.
     """
-    name = host or socket.gethostname()
+    name = socket.gethostname() if host is None else host
     if not is_host_name(name):
-        raise ConfigError(f"--host {name!r}: expected a name without blanks and slashes")
+        raise click.UsageError(f"--host {name!r}: expected a name without blanks and slashes")
     return name
 
 
 def keeper_request(
     target: str, token_file: Path | None, service: Service, devices: str | None, host: str | None, path: str | None
 ) -> KeeperRequest:
-    """A managed daemon's; what is None or empty was left out.
+    """A managed daemon's; what is None was left out.
 
     Raises:
-        ConfigError: a word that does not fit, or no token.
+        UsageError: a word that does not fit.
+        ConfigError: an address that does not fit, or no token that can be used.
     """
     address, port = split_address(target, DEFAULT_PORT)
     secret = _read_secret(token_file, service)
-    words = device_words(devices) if devices else ()
+    words = () if devices is None else device_words(devices)
     return KeeperRequest(address, port, host_name(host), secret, words, path or "", TlsMode.AUTO)
 
 

@@ -13,6 +13,7 @@ come.
 
 import asyncio
 import dataclasses
+import faulthandler
 import os
 import random
 import sys
@@ -24,7 +25,7 @@ from typing import Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
-from flodl.errors import ConfigError, FlodlError, WrongToken
+from flodl.errors import ConfigError, FlodlError, HostUnreachable, JoinRefused
 from flodl.ids import HostName
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import read_bootstrap
@@ -78,6 +79,7 @@ def keep(request: KeeperRequest, service: Service) -> int:
     Raises:
         ConfigError: what no waiting cures: a device that is not there, another token than the controller's.
     """
+    faulthandler.enable(2)  # a watchdog's SIGABRT shows where it stood
     return asyncio.run(_live(request, service))
 
 
@@ -110,7 +112,7 @@ class _Keeper:
 
     async def live(self) -> int:
         """Until a signal."""
-        self._check_devices()
+        await self._check_devices()
         with self._signals_caught():
             self._service.tell(READY=1)
             pinging = asyncio.create_task(self._ping())
@@ -151,11 +153,11 @@ class _Keeper:
                 self._say(f"waiting for a run on {self._where}: {why}")
                 return None
             given = read_bootstrap(reply.document)
-        except WrongToken as error:
-            remedy = f"have fdl join-config {self._request.host} make a new token file, and copy it here"
-            raise ConfigError(f"{error}\n  {remedy}") from None
         except (FlodlError, TimeoutError) as error:
-            self._say(f"waiting for a controller at {self._where}: {_first_line(error)}")
+            if isinstance(error, JoinRefused) and error.is_wrong_token:
+                remedy = f"let fdl join-config {self._request.host} make a new token file, and copy it here"
+                raise ConfigError(f"{error}\n  {remedy}") from None
+            self._say(f"waiting for a controller at {self._where}: {_why(error)}")
             return None
         if given.run_id == self._left:
             self._say(f"has left run {self._left}; waiting for the next one on {self._where}")
@@ -168,15 +170,15 @@ class _Keeper:
             stream.send(AskBootstrap(self._request.host))
             return await stream.receive()
 
-    def _check_devices(self) -> None:
+    async def _check_devices(self) -> None:
         """Raises ConfigError when a device that this machine was told to offer is not there."""
         if self._request.devices:
-            offered(self._request.devices, self._request.host)
+            await asyncio.to_thread(offered, self._request.devices, self._request.host)  # nvidia-smi may take its time
 
     # ------------------------------------------------------------------------------------------------------- serving
     async def _serve(self, given: Bootstrap) -> bool:
         """One stay in one run. Returns whether ranks have run here."""
-        self._check_devices()
+        await self._check_devices()
         reader, writer = os.pipe()
         pulse = Pulse(time.monotonic(), given.liveness.heartbeat_s, self._watchdog_s)
         loop = asyncio.get_running_loop()
@@ -197,8 +199,7 @@ class _Keeper:
     async def _stay(self, given: Bootstrap, pulse_fd: int) -> DaemonEnded:
         """Start the daemon of ``given`` and see it end. Takes over ``pulse_fd``."""
         try:
-            host, bootstrap = self._prepared(given)
-            offered(bootstrap.devices, host.name)
+            host, bootstrap = await asyncio.to_thread(self._prepared, given)
             self._say(f"joining run {given.run_id} on {self._where}")
             grace_s = given.stop_timeout_s + BOUND_GRACE_S
             daemon = await start_local(host, bootstrap, None, grace_s, pulse_fd)
@@ -218,6 +219,7 @@ class _Keeper:
         project = os.path.abspath(os.path.expanduser(request.project or given.project or "."))
         devices = request.devices or given.devices or ("all",)
         python, folder = os.path.expanduser(given.python) or sys.executable, own_folder(project, given)
+        offered(devices, request.host)
         bootstrap = dataclasses.replace(
             given,
             secret=request.secret.hex(),
@@ -283,6 +285,12 @@ class _Keeper:
             if self._pulse is None or self._pulse.is_moving(time.monotonic()):
                 self._service.tell(WATCHDOG=1)
             await asyncio.sleep(self._watchdog_s / PINGS)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, HostUnreachable):
+        return f"{error.stage}: {error.reason}"
+    return _first_line(error) or "no answer"
 
 
 def _first_line(text: object) -> str:

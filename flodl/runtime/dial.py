@@ -11,7 +11,7 @@ from typing import Final
 import flodl
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
-from flodl.errors import HostUnreachable, JoinRefused, RemoteProtocolError, WrongToken
+from flodl.errors import HostUnreachable, JoinRefused, RemoteProtocolError
 from flodl.runtime.greeting import converse
 from flodl.runtime.line import Line
 from flodl.runtime.streams import ConnectionLost, FramedStream, configure_tcp
@@ -64,8 +64,7 @@ async def connect_control(controller: Controller, identity: Identity, allowed: V
 
     Raises:
         HostUnreachable: stage resolve, connect or join, with every address that was tried.
-        WrongToken: the controller could not prove that it holds our token.
-        JoinRefused: the controller refused us, or takes no TLS.
+        JoinRefused: the controller refused us, takes no TLS, or could not prove that it holds our token.
     """
     line, decoder, payloads = await _open(controller, identity, Channel.CONTROL)
     local: str = line.sock.getsockname()[0]
@@ -112,8 +111,8 @@ async def _open(controller: Controller, identity: Identity, channel: Channel) ->
         except (ConnectionLost, RemoteProtocolError, OSError) as error:
             raise HostUnreachable(str(controller), "join", str(error), _CHECK_REMEDY) from error
         if not handshake.done:
-            kind = WrongToken if handshake.is_wrong_secret else JoinRefused
-            raise kind(f"controller {controller}: {handshake.refusal}")
+            reason = f"controller {controller}: {handshake.refusal}"
+            raise JoinRefused(reason, is_wrong_token=handshake.is_wrong_secret)
         return line, decoder, payloads + decoder.raise_limit(FRAME_BYTES)
     except BaseException:
         sock.close()

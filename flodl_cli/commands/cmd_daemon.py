@@ -1,7 +1,6 @@
 """``fdl daemon``: the managed daemon of this machine, which serves one run after another."""
 
 import dataclasses
-import faulthandler
 import getpass
 import json
 import os
@@ -53,7 +52,6 @@ def run_command(
     --devices and --path the run's cluster file decides. Ends with 2 on what no waiting cures.
     """
     service = Service.taken_from(os.environ, os.getpid())
-    faulthandler.enable()  # a watchdog's SIGABRT shows where it stood
     for name in (*units.SETTINGS, units.TOKEN_FILE):
         os.environ.pop(name, None)  # no rank's affair
     if not target:
@@ -91,12 +89,14 @@ def install_command(scope: str | None, run_as: str | None, is_printed: bool) -> 
 @click.option("--json", "as_json", is_flag=True, help="One document.")
 def status_command(as_json: bool) -> int:
     """Say what systemd knows of this machine's managed daemon; exit 0 when one is active, else 3."""
-    found = {}
+    found, faults = {}, []
     for scope in Scope:
         try:
             found[scope] = ask_systemd(scope)
         except PreflightError as error:
-            click.echo(f"fdl: {scope}: {error}", err=True)
+            faults.append(f"{scope}: {error}")
+    if not found:  # a user without a login has no service manager, and need not have one
+        raise PreflightError("\n".join(faults))
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:

@@ -75,7 +75,7 @@ def command(
     target = target if login is None else target or SSH_TARGET
     if persist:
         return _keep(target, token_file, devices, host, path, TlsMode(tls), ssh)
-    words, name = device_words(devices or "all"), host_name(host)
+    words, name = device_words("all" if devices is None else devices), host_name(host)
     if token_file is None:
         return join(_local(target, words, name, path))
     request = _direct(target, token_file, words, name, path)

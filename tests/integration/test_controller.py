@@ -15,32 +15,38 @@ from typing import Any
 import psutil
 import pytest
 
+from flodl.errors import JoinRefused
 from flodl.launch import rundir
-from flodl.launch.bootstrap import Liveness
+from flodl.launch.bootstrap import Bootstrap, Liveness
 from flodl.launch.control import ControllerClient
-from flodl.launch.document import dump
+from flodl.launch.document import dump, load
 from flodl.launch.plan import HostKind, HostPlan, JoinPlan, RunSpec
 from flodl.launch.rundir import RunDir
 from flodl.messages import (
+    AskBootstrap,
     Beat,
+    BootstrapGiven,
     Device,
     Heard,
     HostHello,
     HostStopped,
+    LeaveWanted,
     LogChunk,
     Message,
     SpawnRanks,
     StopHost,
     StoreReply,
     StoreRequest,
+    ToClient,
     ToDaemon,
 )
 from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
 from flodl.runtime.streams import ConnectionLost, FramedStream
-from flodl.wire.handshake import Role, derive_host_secret
+from flodl.wire.handshake import Role, derive_host_secret, derive_join_secret
 
 LIMIT_S = 60.0 * float(os.environ.get("FLODL_TEST_TIME_FACTOR", "1"))
+JOIN_TOKEN = bytes(range(1, 33))
 FAKE_DAEMON = "#!/bin/sh\nprintf '\\nFDL1 ready run-1\\n'\nexec sleep 600\n"
 
 
@@ -52,6 +58,8 @@ class Site:
         fake.write_text(FAKE_DAEMON)
         fake.chmod(0o755)
         self.run: RunDir = rundir.create("run-1")
+        join_file = folder / "join.token"
+        rundir.write_token_file(join_file, JOIN_TOKEN)
         hosts = tuple(
             HostPlan(name, HostKind.LOCAL, ("cpu",), str(fake), str(folder), ()) for name in ("node-a", "node-b")
         )
@@ -71,7 +79,7 @@ class Site:
             liveness=changes.pop("liveness", Liveness()),
             on_disconnect_s=30.0,
             stop_timeout_s=0.2,
-            join=JoinPlan(),
+            join=JoinPlan(token_file=str(join_file)),
             spawns_head=False,
         )
         assert not changes
@@ -118,12 +126,21 @@ class Site:
         await self.until(lambda: self.process.poll() is not None)
         return json.loads((self.run.path / "outcome.json").read_text())
 
-    async def daemon(self, host: str, *, hello: bool = True) -> "FakeDaemon":
+    async def daemon(self, host: str, *, hello: bool = True, connect: bool = True) -> "FakeDaemon":
         info = await self.until(self.run.controller)
         made = FakeDaemon(host, Controller(info.address, info.port), self.run.read_token())
+        if not connect:
+            return made
         await made.connect()
         if hello:
             made.say(made.hello)
+        return made
+
+    async def walk_in(self, host: str, *, run_id: str = "run-1", name: str = "") -> "FakeDaemon":
+        """One with the join secret of ``host``, which may call itself ``name``."""
+        made = await self.daemon(host, connect=False)
+        made.identity = Identity(run_id, derive_join_secret(JOIN_TOKEN, host), Role.WALK_IN, name or host)
+        await made.connect()
         return made
 
     async def cohort(self) -> tuple["FakeDaemon", "FakeDaemon"]:
@@ -138,17 +155,17 @@ class Site:
 class FakeDaemon:
     def __init__(self, host: str, controller: Controller, token: bytes) -> None:
         self.host, self._controller = host, controller
-        self._identity = Identity("run-1", derive_host_secret(token, host), Role.DAEMON, host)
+        self.identity = Identity("run-1", derive_host_secret(token, host), Role.DAEMON, host)
         self.hello = HostHello(
             host, os.getpid() + id(self) % 1000, host, "127.0.0.1", (Device("cpu", 0),), 1, "", "", ""
         )
         self.stream: FramedStream | None = None
 
     async def connect(self) -> None:
-        self.stream, _ = await connect_control(self._controller, self._identity, ToDaemon)
+        self.stream, _ = await connect_control(self._controller, self.identity, ToDaemon | ToClient)
 
     async def bulk(self, hello: HostHello | None = None) -> socket.socket:
-        line, _ = await connect_bulk(self._controller, self._identity)
+        line, _ = await connect_bulk(self._controller, self.identity)
         BlockingFrames(line.sock, "controller", ToDaemon, line.tls).send(hello or self.hello)
         return line.sock
 
@@ -205,6 +222,58 @@ def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> At:
             site.clear()
 
     return run
+
+
+# ----------------------------------------------------------------------------------------------------------- walk-ins
+def test_a_walk_in_asks_comes_and_is_a_host_like_any_other(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        asking = await site.walk_in("node-a", run_id="")
+        asking.say(AskBootstrap("node-a"))
+        given = load(Bootstrap, (await asking.hear(BootstrapGiven)).document)
+        assert (given.run_id, given.secret, given.is_walk_in) == ("run-1", "", True)
+        a = await site.walk_in("node-a")
+        a.say(a.hello)
+        assert await a.is_heard()
+        (await a.bulk()).close()
+        assert [host["host"] for host in (await site.state())["hosts"]] == ["node-a"]
+
+    at(scenario)
+
+
+def test_a_walk_in_speaks_for_its_own_host_and_in_its_turn(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        for words in [
+            (AskBootstrap("node-b"),),
+            (Beat("node-a", ()),),
+            ((await site.daemon("node-b", connect=False)).hello,),
+        ]:
+            liar = await site.walk_in("node-a")
+            for word in words:
+                liar.say(word)
+            assert not await liar.is_heard(), words
+        for late in (AskBootstrap("node-a"), LeaveWanted("node-b", "nobody")):
+            a = await site.walk_in("node-a")
+            a.say(a.hello)
+            assert await a.is_heard()
+            a.say(late)
+            assert not await a.is_heard(), late
+        assert site.process.poll() is None
+
+    at(scenario)
+
+
+def test_a_walk_in_with_another_hosts_secret_or_of_another_run_is_turned_away(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        with pytest.raises(JoinRefused) as refused:
+            await site.walk_in("node-a", name="node-b")
+        assert refused.value.is_wrong_token
+        with pytest.raises(JoinRefused, match="run-0 is not served here") as refused:
+            await site.walk_in("node-a", run_id="run-0")
+        assert not refused.value.is_wrong_token
+        await site.until(lambda: "says it is walk-in node-b, was refused" in site.log)
+        assert derive_join_secret(JOIN_TOKEN, "node-a").hex() not in site.log
+
+    at(scenario)
 
 
 # ---------------------------------------------------------------------------------------------------- who says what

@@ -78,6 +78,10 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["join", "-i", "/dev/null"], "-i needs --ssh"),
         (["join-config", "a b"], "expected a host name"),
         (["join-config", "../x"], "expected a host name"),
+        (["join", "--persist", "boss:1337"], "--token-file"),
+        (["join", "--persist", "--token-file", "token"], "HOST:PORT"),
+        (["daemon", "install"], "--system or --user"),
+        (["daemon", "run", "--tls", "maybe"], "--tls"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:
@@ -107,6 +111,12 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
         (["join", "10.0.0.1:1337", "--token-file", "train.py"], 2, "readable by others"),
         (["config", "validate"], 2, "no fdl.cluster.yml"),
+        (["launch", "-c", "managed.yml", "train.py"], 2, "fdl join-config node-c"),
+        (["daemon", "run"], 2, "FDL_CONTROLLER"),
+        (["daemon", "run", "boss:1337"], 2, "FDL_TOKEN_FILE"),
+        (["daemon", "run", "boss:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
+        (["daemon", "run", "boss:1337", "--token-file", "train.py"], 2, "readable by others"),
+        (["join", "boss:1337", "--persist", "--token-file", "train.py"], 2, "readable by others"),
     ],
 )
 def test_bad_input_ends_with_one_message_and_its_exit_code(
@@ -117,6 +127,9 @@ def test_bad_input_ends_with_one_message_and_its_exit_code(
     (tmp_path / "train.py").write_text("")
     (tmp_path / "folder").mkdir()
     (tmp_path / "bad.yml").write_text("cluster:\n  controler: {}\n")
+    (tmp_path / "managed.yml").write_text(
+        "cluster:\n  controller: {host: 127.0.0.1}\n  workers: [{host: node-c, daemon: managed}]\n"
+    )
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "taken.yml").write_text(
@@ -143,6 +156,35 @@ def test_every_command_is_there_and_described(tmp_path: Path) -> None:
         assert fdl(name, "--help").exit_code == 0
 
 
+@pytest.mark.parametrize("scope", ["system", "user"])
+def test_unit_is_printed_and_nothing_is_written(scope: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = fdl("daemon", "install", f"--{scope}", "--print")
+    assert result.exit_code == 0
+    assert f"\nExecStart={sys.executable} -P -m flodl_cli daemon run\n" in result.output
+    assert list(tmp_path.rglob("*.service")) == []
+
+
+def test_users_unit_is_installed_with_the_words_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    result = fdl("daemon", "install", "--user")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / ".config/systemd/user/fdl-daemon.service").read_text().startswith("# flodl's managed daemon of")
+    assert "FDL_CONTROLLER=\n" in (tmp_path / ".config/fdl/daemon.env").read_text()
+    assert result.output.splitlines()[-1] == "  systemctl --user enable --now fdl-daemon"
+
+
+def test_unit_of_the_machine_is_roots_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(SystemExit) as caught:
+        main(["daemon", "install", "--system"])
+    assert caught.value.code == 2
+    assert "type: sudo /" in capsys.readouterr().err
+
+
 def test_version_is_shown() -> None:
     import flodl
 
@@ -161,7 +203,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "drain", "join", "launch", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"

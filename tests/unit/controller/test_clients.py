@@ -90,3 +90,17 @@ def test_machine_that_comes_to_a_closed_world_or_a_run_that_ends_is_told_so(trai
     assert desk(closed).answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
     training.stop()
     assert desk(training).answer(AskBootstrap("c")) == (Declined("the run is ending", is_early=False), None)
+
+
+# ------------------------------------------------------------------------------------------------------------ walk-ins
+def test_walk_in_gets_its_bootstrap(training: Cohort) -> None:
+    reply = desk(training).introduce_walk_in("c")
+    assert isinstance(reply, BootstrapGiven)
+    given = load(Bootstrap, reply.document)
+    assert (given.run_id, given.host, given.secret, given.is_walk_in) == ("run-1", "c", "", True)
+
+
+def test_walk_in_that_may_not_come_is_told_why_and_whether_it_is_early(training: Cohort) -> None:
+    reason = "the run is staging and takes hosts in once it trains"
+    assert desk(Cohort().join()).introduce_walk_in("c") == Declined(reason, is_early=True)
+    assert desk(training).introduce_walk_in("b") == Declined("host b has already joined this run", is_early=False)

@@ -10,7 +10,7 @@ from flodl.controller.hosts import MAX_SEARCHES, Roster
 from flodl.core.actions import Record, Severity
 from flodl.core.events import JobEvent
 from flodl.errors import HostUnreachable
-from flodl.launch.plan import HostPlan, LaunchRequest, plan
+from flodl.launch.plan import HostKind, HostPlan, LaunchRequest, plan
 from flodl.launch.running import DaemonEnded
 from tests.unit.launch.conftest import fake_python, site
 from tests.unit.launch.ssh_site import SshSite
@@ -112,3 +112,16 @@ def test_nobody_looks_for_a_host_that_is_not_wanted_any_more(tmp_path: Path) -> 
 def test_session_of_the_lost_daemon_is_let_go_whatever_state_it_is_in(tmp_path: Path) -> None:
     search = Search(tmp_path, ["", ""])
     assert search.run() == search.run()[:1] == ["host_sought"]
+
+
+def test_managed_host_is_waited_for_and_never_started_or_sought(tmp_path: Path) -> None:
+    search = Search(tmp_path, [])
+    (known,) = search.roster._spec.hosts
+    host = dataclasses.replace(known, kind=HostKind.MANAGED)
+    search.roster._spec = dataclasses.replace(search.roster._spec, hosts=(host,))
+
+    asyncio.run(search.roster.bring_up(host))
+
+    assert [(note.event, note.fields) for note in search.notes] == [("host_awaited", {"host": "localhost"})]
+    assert search.run() == ["host_awaited"]
+    assert search.pauses == []

@@ -45,6 +45,7 @@ from flodl.messages import (
     HostStopped,
     KillRank,
     Layout,
+    LeaveWanted,
     LoadState,
     MinReached,
     OpenRound,
@@ -76,8 +77,9 @@ SPECS = tuple(RankSpec(rank, slot, Device("cpu", slot)) for slot, rank in enumer
 class Host:
     """A HostCore at 100 s with ranks 4 and 5; beats are left out of what it answers."""
 
-    def __init__(self, ranks: bool = True) -> None:
-        self.core = HostCore(HostSettings("a", heartbeat_s=1.0, on_disconnect_s=120.0, stop_grace_s=30.0), 100.0)
+    def __init__(self, ranks: bool = True, is_walk_in: bool = False) -> None:
+        settings = HostSettings("a", 1.0, on_disconnect_s=120.0, stop_grace_s=30.0, is_walk_in=is_walk_in)
+        self.core = HostCore(settings, 100.0)
         self.core.handle(Ticked(), 100.0)
         if ranks:
             self.hear(SpawnRanks(6, SPECS))
@@ -339,6 +341,13 @@ def test_signal_of_somebody_else_is_the_wish_to_stop_and_ours_ends_the_rank() ->
     assert host.post(Signalled(10)) == [SendController(StopWanted("a", DAEMON, 10))]
     host.hear(StopHost("enough", 30.0))
     assert host.post(RankSaid(4, RankSignalled(4, 15))) == [KillRankTree(4)]
+
+
+def test_walk_in_that_is_told_to_go_asks_to_leave_and_its_ranks_still_speak_for_the_run() -> None:
+    host = Host(is_walk_in=True)
+    assert host.post(Signalled(15)) == [SendController(LeaveWanted("a", "SIGTERM to its daemon"))]
+    assert host.post(Signalled(10)) == [SendController(LeaveWanted("a", "SIGUSR1 to its daemon"))]
+    assert host.post(RankSaid(4, RankSignalled(4, 15))) == [SendController(StopWanted("a", 4, 15))]
 
 
 def test_stop_terminates_then_kills_then_ships_logs_then_leaves() -> None:

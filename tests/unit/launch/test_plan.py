@@ -1,5 +1,7 @@
 """What follows from a cluster and a request: folders, scripts, addresses, environment, and the words for it."""
 
+from dataclasses import replace
+
 import pytest
 
 from flodl.config import model
@@ -8,7 +10,16 @@ from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import document
 from flodl.launch.commands import openssh_command, remote_command
-from flodl.launch.plan import HostKind, LaunchRequest, RunSpec, bootstrap_for, describe, guest_bootstrap, plan
+from flodl.launch.plan import (
+    HostKind,
+    LaunchRequest,
+    RunSpec,
+    bootstrap_for,
+    describe,
+    guest_bootstrap,
+    plan,
+    walk_in_bootstrap,
+)
 
 
 def request(*script: str, cwd: str = "/home/me/proj", name: str = "") -> LaunchRequest:
@@ -139,6 +150,39 @@ def test_guest_that_the_roster_knows_gets_its_environment() -> None:
     spec = plan(cluster(worker).model_copy(update={"env": {"A": "cluster"}}), request())
     assert guest_bootstrap(spec, "node-b").env["A"] == "host"
     assert guest_bootstrap(spec, "node-c").env["A"] == "cluster"
+
+
+MANAGED = model.WorkerSpec(host="10.0.0.1", daemon="managed", local_devices=(0, 1), path="~/p", python="~/py")
+
+
+def managed(cwd: str = "/home/me/proj") -> RunSpec:
+    spec = cluster(MANAGED, path="/home/me/proj")
+    return plan(spec, replace(request("/home/me/proj/sub/t.py", cwd=cwd), join_token_file="/etc/join.token"))
+
+
+def test_managed_host_is_started_by_nobody_even_on_this_machine() -> None:
+    (host,) = managed().hosts
+    assert (host.kind, host.ssh) == (HostKind.MANAGED, None)
+    lines = describe(managed(), "/runs/x")
+    assert "  daemon    dials in by itself" in lines
+    assert "walk-ins    prove the join token in /etc/join.token" in lines
+    assert not any("flodl_daemon" in line or "bootstrap" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("cwd", "below", "named"), [("/home/me/proj", ".", "sub/t.py"), ("/home/me/proj/sub", "sub", "t.py")]
+)
+def test_managed_host_is_told_what_the_cluster_file_says_of_it(cwd: str, below: str, named: str) -> None:
+    given = walk_in_bootstrap(managed(cwd), "10.0.0.1")
+    assert (given.project, given.cwd, given.script) == ("~/p", below, (named,))
+    assert (given.devices, given.python, given.is_walk_in) == (("0", "1"), "~/py", True)
+    assert (given.secret, given.controllers) == ("", ())
+
+
+def test_walk_in_that_the_roster_does_not_know_has_its_own_word() -> None:
+    given = walk_in_bootstrap(managed(), "node-x")
+    assert given == replace(guest_bootstrap(managed(), "node-x"), is_walk_in=True)
+    assert (given.project, given.devices, given.python) == ("", (), "")
 
 
 def test_arguments_survive_unchanged_into_the_bootstrap() -> None:
