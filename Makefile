@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+LOOPS  := $(VENV)/.loops
 
 # Core, wire and config are covered wholly by their own tests; see "coverage" below.
 OWN_TESTS := $(wildcard tests/unit/core tests/unit/wire tests/unit/config tests/property tests/sim)
@@ -25,6 +26,11 @@ $(READY): pyproject.toml constraints.txt
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	@echo "installing flodl and its test tools into $(VENV) (minutes the first time)"
 	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt torch==2.13.0 -e '.[test,examples]'
+	@touch $@
+
+# Other people's training loops, which only tests need.
+$(LOOPS): $(READY)
+	$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
 	@touch $@
 
 demo: $(READY)
@@ -48,10 +54,10 @@ coverage: $(READY)
 	COVERAGE_FILE=build/coverage/own $(BIN)/python -m pytest -q -n 2 $(OWN_TESTS) --cov --cov-report=term-missing
 
 # Alone on the machine, one after another: these start processes and measure time. The summary ends the output.
-tests: $(READY)
+tests: $(LOOPS)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(OWN_TESTS))
 
-verify: $(READY)
+verify: $(LOOPS)
 	$(BIN)/python benchmarks/verify.py
 
 clean:

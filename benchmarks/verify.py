@@ -54,6 +54,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 ENGINE_TESTS = ("synchronous", "overlap")
 RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed", "join", "managed", "callbacks", "preemption")
+PLAIN_TESTS = ("plain", "frameworks")
 PHASE_TESTS = ("phases", "plane_agreement")
 CHECKPOINT_TESTS = ("checkpoints", "resume", "solo_checkpoints")
 
@@ -79,6 +80,12 @@ STAGES = (
         "[1/9] 2, 3, 5, 6, 7; [3/9] 7: whole runs on one machine: every mode, kill and failure, bad input, joins",
         _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in RUN_TESTS)),
         limit_s=3600,
+    ),
+    Stage(
+        "plain scripts",
+        "[4/9] 6: scripts for torchrun run unchanged: DDP with kills, restarts and stops, and the loops of frameworks",
+        _pytest("-m", "", "--timeout", "300", *(f"tests/integration/test_{name}.py" for name in PLAIN_TESTS)),
+        limit_s=1800,
     ),
     Stage(
         "phases",

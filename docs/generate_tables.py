@@ -29,7 +29,7 @@ from pydantic import BaseModel
 import flodl_cli.main
 from flodl import messages
 from flodl.config.model import ClusterSpec
-from flodl.core import elche, finale, formation, guards, meta, rounds, training
+from flodl.core import elche, finale, formation, guards, meta, restarts, rounds, training
 from flodl.core import events as ev
 from flodl.core.rank import RankCore, Stage, Work
 from flodl.ids import Grant, RoundKey, Span
@@ -98,7 +98,8 @@ def message_fields() -> str:
 
 def nested_types() -> str:
     """The dataclasses and enums that stand inside messages."""
-    own = (messages.Layout, messages.Device, messages.RankSpec, messages.RankBeat, messages.RoundFigures)
+    spawning = (messages.Device, messages.RankSpec, messages.PlainGroup)
+    own = (messages.Layout, *spawning, messages.RankBeat, messages.RoundFigures)
     rows = [
         (
             f"`{cls.__name__}`",
@@ -152,6 +153,7 @@ def core_limits() -> str:
             (formation, ("FORMATION_TIMEOUT_S", "MAX_ATTEMPTS")),
             (training, ("PATIENCE_S", "MAX_ROUND_ATTEMPTS")),
             (finale, ("STATE_TIMEOUT_S", "KILL_MARGIN_S")),
+            (restarts, ("MAX_PORT_TRIES",)),
         )
     )
 

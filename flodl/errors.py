@@ -42,7 +42,7 @@ class HostUnreachable(FlodlError):
     exit_code: ClassVar[int] = 4
 
     def __init__(self, host: str, stage: str, reason: str, remedy: str = "") -> None:
-        """``stage`` is one of resolve, connect, host key, auth, start, join."""
+        """``stage`` is one of resolve, connect, host key, auth, sync, start, join."""
         self.host, self.stage, self.reason, self.remedy = host, stage, reason, remedy
         super().__init__(f"host {host}: {stage}: {reason}" + (f"\n  {remedy}" if remedy else ""))
 

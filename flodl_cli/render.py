@@ -11,6 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flodl.launch.progress import duration, plain_line
 from flodl.launch.waiting import whom
 from flodl.spec.words import printable
 
@@ -19,11 +20,11 @@ UNBOUNDED_COLUMNS: Final = 100_000
 """The width where nobody looks: no cell is cut or wrapped."""
 
 HOST_HEADER: Final = ("HOST", "STATE", "RANKS", "HEARD", "ADDRESS")
-RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
+RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "UP", "STEPS", "RATE", "SHARE", "COUNT", "LOSS", "WHY")
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
-STYLES: Final = {"suspect": "yellow", "dead": "red", "gone": "red"}
+STYLES: Final = {"suspect": "yellow", "frozen": "yellow", "dead": "red", "gone": "red"}
 
 
 def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
@@ -50,7 +51,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     lines += [message] if (message := _message(state)) else []
     lines += [f"waiting for {awaited}"] if (awaited := _awaited(state)) else []
     lines += ["  ".join(shown)] if shown else []
-    lines += [line for line in (_progress(state), _cadence(state)) if line]
+    lines += [line for line in (plain_line(state), _progress(state), _cadence(state)) if line]
     parts: list[RenderableType] = [Text(line) for line in lines]
     if hosts := _records(state, "hosts"):
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
@@ -144,13 +145,14 @@ def _host_row(host: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _rank_row(rank: Mapping[str, Any]) -> tuple[str, ...]:
-    rate = rank.get("rate")
+    rate, uptime_s = rank.get("rate"), rank.get("uptime_s")
     return (
         str(rank.get("rank", "")),
         str(rank.get("host", "")),
         str(rank.get("device") or DASH),
         number(rank.get("pid")),
         str(rank.get("state", "")),
+        duration(uptime_s) if isinstance(uptime_s, (int, float)) else DASH,
         number(rank.get("steps")),
         f"{rate:.4g}/s" if isinstance(rate, (int, float)) else DASH,
         percent(rank.get("share")),

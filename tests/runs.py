@@ -24,6 +24,7 @@ WaitUntil = Callable[..., Any]
 BIN: Final = Path(sys.executable).parent
 ROOT: Final = Path(__file__).parents[1]
 JOB: Final = ROOT / "tests" / "scripts" / "job.py"
+DDP: Final = ROOT / "tests" / "scripts" / "ddp.py"
 DIGITS: Final = ROOT / "examples" / "digits.py"
 TRANSFORMER: Final = ROOT / "examples" / "transformer.py"
 
@@ -376,8 +377,8 @@ def _plays(pid: int, argv: list[str], role: str, run_id: str, host: str) -> bool
             return not is_warden and "flodl_daemon" in argv
         case _:
             mark = f"FLODL_RUN_MARK={run_id}:{role.removeprefix('rank')}".encode()
-            ticket = f"FLODL_ROLE={role.rstrip('0123456789')}:".encode()
-            return not is_warden and mark in environ and any(each.startswith(ticket) for each in environ)
+            roles = (f"FLODL_ROLE={role.rstrip('0123456789')}:".encode(), b"FLODL_ROLE=plain")
+            return not is_warden and mark in environ and any(each.startswith(roles) for each in environ)
 
 
 def _proc(pid: int, name: str) -> bytes:

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, assert_never
 
@@ -20,7 +21,7 @@ from flodl.averaging.shared import SharedPlane
 from flodl.config.address import split_address
 from flodl.core import actions as act
 from flodl.core import events as ev
-from flodl.core.host import HostCore, HostSettings
+from flodl.core.host import HostCore, HostSettings, Measured
 from flodl.errors import ConfigError, HostUnreachable, PeerLost, ProtocolError
 from flodl.ids import RankId
 from flodl.launch.bootstrap import Bootstrap
@@ -35,6 +36,7 @@ from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Role
 from flodl_daemon.bulk import BulkLink
+from flodl_daemon.held_port import HeldPort
 from flodl_daemon.inbox import HostInbox
 from flodl_daemon.rank_process import RankProcess
 
@@ -133,6 +135,20 @@ def _version(package: str) -> str:
         return ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Shipment:
+    """One process's part of a rank's stream, from the offset ``start`` on; ``task`` ends when it has been sent."""
+
+    start: int = 0
+    spool: LogSpool | None = None
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def end(self) -> int:
+        """The offset behind it; final once the process has ended."""
+        return self.start + (0 if self.spool is None else self.spool.size_bytes)
+
+
 class Daemon:
     """One host of one run; see the module docstring."""
 
@@ -158,6 +174,8 @@ class Daemon:
         self._ranks: dict[RankId, RankProcess] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._shipping: set[asyncio.Task[None]] = set()
+        self._shipments: dict[tuple[RankId, str], _Shipment] = {}
+        self._held_port = HeldPort()
         self._exit_code = 0
 
     async def run(self) -> int:
@@ -182,6 +200,7 @@ class Daemon:
         finally:
             _end_descendants()
             self._bulk.close()
+            self._held_port.close()
             for process in self._ranks.values():
                 process.close()
             os.close(self._plane_fd)
@@ -224,13 +243,13 @@ class Daemon:
         self._driver.post(ev.ControllerSaid(StopHost(f"the daemon was stopped by {source}", grace_s)))
 
     async def _sweep(self) -> None:
-        """Once a second: reap adopted orphans, measure the ranks' memory."""
+        """Once a second: reap adopted orphans, look at the ranks' processes."""
         reaper = OrphanReaper()
         while True:
             await asyncio.sleep(SWEEP_S)
             pids = {rank: process.pid for rank, process in self._ranks.items() if process.pid is not None}
             reaper.sweep(pids.values())
-            self._core.update_processes({r: (pid, size) for r, pid in pids.items() if (size := _rss_bytes(pid))})
+            self._core.update_processes({rank: found for rank, pid in pids.items() if (found := _measured(pid))})
 
     # ------------------------------------------------------------------------------------------------------ actions
     def _execute(self, action: act.HostAction) -> None:
@@ -256,6 +275,8 @@ class Daemon:
                 self._stream_state(self._ranks[rank], transfer, size_bytes)
             case act.EmptyInbox(transfer):
                 self._inbox.empty(transfer)
+            case act.HoldPort(start, peer):
+                self._driver.post(self._held_port.renew(start, peer))
             case act.ShipLogs():
                 self._task_group().create_task(self._ship_last(), name="last logs")
             case act.Leave(reason, exit_code):
@@ -282,10 +303,7 @@ class Daemon:
         tasks.create_task(self._live(process), name=f"rank {process.rank}")
 
     async def _live(self, process: RankProcess) -> None:
-        shipping = [
-            self._task_group().create_task(self._ship(process.rank, name, spool), name=f"{name} of {process.rank}")
-            for name, spool in process.spools.items()
-        ]
+        shipping = [self._begin_shipping(process.rank, name, spool) for name, spool in process.spools.items()]
         self._shipping.update(shipping)
         await process.live(self._driver.put)
         await asyncio.wait(shipping)
@@ -296,8 +314,12 @@ class Daemon:
         """A rank that never ran says why where its other words would be."""
         await process.clean_up()
         _log.error("rank %d does not start: %s", process.rank, reason)
-        text = f"flodl: rank {process.rank} does not start on host {self._given.host}: {reason}\n"
-        self._stream.send(LogChunk(process.rank, "stderr", 0, text.encode("utf-8", "backslashreplace")))
+        text = f"flodl: rank {process.rank} does not start on host {self._given.host}: {reason}\n".encode(
+            "utf-8", "backslashreplace"
+        )
+        before = self._shipments.get((process.rank, "stderr"), _Shipment())
+        self._shipments[process.rank, "stderr"] = _Shipment(before.end + len(text), task=before.task)
+        self._stream.send(LogChunk(process.rank, "stderr", before.end, text))
         await self._driver.put(ev.RankEnded(process.rank, 127, 0))
         process.close()
 
@@ -312,16 +334,30 @@ class Daemon:
         return self._tasks
 
     # --------------------------------------------------------------------------------------------------------- logs
-    async def _ship(self, rank: RankId, name: str, spool: LogSpool) -> None:
-        """Send what is spooled, never more at once than leaves room for heartbeats."""
+    def _begin_shipping(self, rank: RankId, name: str, spool: LogSpool) -> "asyncio.Task[None]":
+        """In the stream of a rank that was started again, its output goes on where that of the process before ended."""
+        before = self._shipments.get((rank, name), _Shipment())
+        work = self._ship(rank, name, spool, before.end, before.task)
+        task = self._task_group().create_task(work, name=f"{name} of {rank}")
+        self._shipments[rank, name] = _Shipment(before.end, spool, task)
+        return task
+
+    async def _ship(
+        self, rank: RankId, name: str, spool: LogSpool, start: int, before: "asyncio.Task[None] | None"
+    ) -> None:
+        """Send what is spooled, never more at once than leaves room for heartbeats. The spool's first byte has the
+        offset ``start``; what is ``before`` it goes first.
+        """
         offset = 0
+        if before is not None:
+            await asyncio.wait({before})
         try:
             while self._stream.is_open and await spool.wait_beyond(offset):
                 if self._stream.waiting_bytes > LOG_WAITING_BYTES:
                     await asyncio.sleep(LOG_PAUSE_S)
                     continue
                 data = spool.read_from(offset, LOG_PIECE_BYTES)
-                self._stream.send(LogChunk(rank, name, offset, data))
+                self._stream.send(LogChunk(rank, name, start + offset, data))
                 offset += len(data)
                 await asyncio.sleep(0)
         except OSError as error:
@@ -352,8 +388,11 @@ def _is_orphaned() -> bool:
     return any(events & (select.POLLRDHUP | select.POLLHUP | select.POLLERR) for _, events in poller.poll(0))
 
 
-def _rss_bytes(pid: int) -> int:
+def _measured(pid: int) -> Measured | None:
+    """None where the process is gone."""
     try:
-        return int(psutil.Process(pid).memory_info().rss)
+        process = psutil.Process(pid)
+        is_frozen = process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+        return Measured(pid, int(process.memory_info().rss), is_frozen)
     except psutil.Error:
-        return 0
+        return None

@@ -1,4 +1,4 @@
-"""What a rank's environment says of its device."""
+"""What a rank's environment says of its device, and of its part of the cores."""
 
 import os
 from collections.abc import Mapping
@@ -16,6 +16,10 @@ def rank_environment(device: Device, local_world_size: int, environ: Mapping[str
         return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": device.id}
     pinned = {"CUDA_VISIBLE_DEVICES": ""}
     if "OMP_NUM_THREADS" not in environ:
-        cores = len(os.sched_getaffinity(0))
-        pinned["OMP_NUM_THREADS"] = str(max(1, cores // max(1, local_world_size)))
+        pinned["OMP_NUM_THREADS"] = str(thread_count(local_world_size))
     return pinned
+
+
+def thread_count(local_world_size: int) -> int:
+    """A rank's part of the host's cores, one at least."""
+    return max(1, len(os.sched_getaffinity(0)) // max(1, local_world_size))

@@ -21,6 +21,7 @@ from flodl.runtime.processes import ExitStatus, ProcessTree, control_pair, creat
 from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
 from flodl_daemon.devices import rank_environment
+from flodl_daemon.plain import plain_environment
 
 LAST_WORDS_S: Final = 5.0
 """How long a dead rank's socket may take to reach its end; a forked child that holds it open is killed before."""
@@ -76,12 +77,14 @@ class RankProcess:
         try:
             self._control, theirs = control_pair()
             with theirs:
+                is_plain = self._order.plain is not None
+                inherited = (theirs.fileno(), self._plane_fd, self._inbox_fd, self.outbox_fd)
                 self._tree = ProcessTree.spawn(
                     [self._given.python or sys.executable, *self._given.script],
                     mark=f"{self._given.run_id}:{self.rank}",
                     env=self._environment(theirs.fileno()),
                     cwd=self._given.cwd,
-                    pass_fds=(theirs.fileno(), self._plane_fd, self._inbox_fd, self.outbox_fd),
+                    pass_fds=() if is_plain else inherited,
                 )
             self._spool(self._tree, folder)
         except BaseException:
@@ -182,6 +185,9 @@ class RankProcess:
     def _environment(self, control_fd: int) -> dict[str, str]:
         spec, order, given = self._order.spec, self._order, self._given
         inherited = {name: value for name, value in os.environ.items() if name not in NEVER_INHERITED}
+        around = {"PYTHONUNBUFFERED": "1", **inherited, **given.env}
+        if order.plain is not None:
+            return {**around, **plain_environment(order, order.plain, given.run_id, around)}
         ticket = {
             "run_id": given.run_id,
             "rank": spec.rank,
@@ -198,10 +204,8 @@ class RankProcess:
             "address": self._address,
         }
         return {
-            "PYTHONUNBUFFERED": "1",
-            **inherited,
-            **given.env,
-            **rank_environment(spec.device, order.local_world_size, {**inherited, **given.env}),
+            **around,
+            **rank_environment(spec.device, order.local_world_size, around),
             "RANK": str(spec.rank),
             "LOCAL_RANK": str(spec.local_rank),
             "WORLD_SIZE": str(order.world_size),

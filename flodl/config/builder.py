@@ -85,9 +85,11 @@ class ClusterBuilder:
         self._cluster["env"] = dict(variables)
         return self
 
-    def sync(self, mode: str, exclude: Sequence[str] = ()) -> Self:
-        """How the project gets to the hosts: ``off``, ``rsync`` or ``sftp``, and the patterns that stay behind."""
-        self._cluster["sync"] = {"mode": mode, "exclude": tuple(exclude)}
+    def sync(self, mode: str, exclude: Sequence[str] = (), limit_gb: float = 1.0) -> Self:
+        """How the project gets to the hosts: ``off``, ``rsync`` or ``sftp``, patterns of what stays behind, and the GB
+        above which it is not copied.
+        """
+        self._cluster["sync"] = {"mode": mode, "exclude": tuple(exclude), "limit_gb": limit_gb}
         return self
 
     def liveness(self, **seconds: float) -> Self:

@@ -108,8 +108,6 @@ def unsupported(spec: ClusterSpec) -> list[Problem]:
     later: list[tuple[KeyPath, str, str]] = []
     if spec.controller.join.start != "auto":
         later.append((("controller", "join", "start"), spec.controller.join.start, "`auto`"))
-    if spec.sync.mode != "off":
-        later.append((("sync", "mode"), spec.sync.mode, "`off`"))
     return [_later(spec.source, path, read, instead) for path, read, instead in later]
 
 

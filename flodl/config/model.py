@@ -185,6 +185,7 @@ Word: TypeAlias = Annotated[str, AfterValidator(_word)]
 Host: TypeAlias = Annotated[str, BeforeValidator(_host)]
 Folder: TypeAlias = Annotated[Text, AfterValidator(_folder)]
 Port: TypeAlias = Annotated[int, AfterValidator(_port), Field(json_schema_extra=_PORT_SCHEMA)]
+Gigabytes: TypeAlias = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(ge=1, le=1_000_000)]
 NotEmpty = AfterValidator(_not_empty)  # pydantic's own min_length also counts a list of invalid entries as empty
@@ -364,12 +365,14 @@ class WorkerSpec(_Spec):
 
 
 class SyncSpec(_Spec):
-    """How the project gets to the hosts."""
+    """How the project gets to the hosts that are reached by ssh."""
 
     mode: Literal["off", "rsync", "sftp"] = "off"
-    """`off`: the path is shared or already there."""
+    """`off`: the path is shared or already there; `rsync` (where both sides have it, else sftp) and `sftp` copy it."""
     exclude: tuple[Text, ...] = ()
-    """Patterns that are not copied."""
+    """Patterns of what is not copied, as in `.gitignore`; stronger than `.fdlignore` and `.gitignore`."""
+    limit_gb: Gigabytes = 1.0
+    """GB, and 20,000 files for each of them, above which a project is not copied."""
 
 
 class LivenessSpec(_Spec):

@@ -4,6 +4,7 @@ from typing import Final, assert_never
 
 from flodl.core.events import DrainAsked, JobEvent, StopAsked
 from flodl.core.job import JobCore
+from flodl.core.plain import PlainCore
 from flodl.ids import HostName
 from flodl.launch.document import dump
 from flodl.launch.plan import RunSpec, guest_bootstrap, walk_in_bootstrap
@@ -29,7 +30,7 @@ MAX_SOURCE_CHARS: Final = 100
 class ClientDesk:
     """Asks the core what may be, and changes nothing itself: what the core shall hear is returned as an event."""
 
-    def __init__(self, core: JobCore, spec: RunSpec) -> None:
+    def __init__(self, core: JobCore | PlainCore, spec: RunSpec) -> None:
         self._core, self._spec = core, spec
 
     def answer(self, message: FromClient) -> tuple[ToClient, JobEvent | None]:

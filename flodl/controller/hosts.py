@@ -5,16 +5,20 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flodl.core.actions import Record, Severity
 from flodl.core.events import HostFailed, JobEvent
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.local import start_local
-from flodl.launch.plan import HostKind, HostPlan, RunSpec, bootstrap_for
+from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode, bootstrap_for
+from flodl.launch.rundir import RunDir
 from flodl.launch.running import RunningDaemon
 from flodl.wire.handshake import derive_host_secret
+
+if TYPE_CHECKING:
+    from flodl.launch.ssh_login import Login
 
 JOIN_S: Final = 90.0
 """From a daemon's start to its hello: it looks for us for 60 s."""
@@ -164,8 +168,22 @@ class Roster:
 
         if self._logins is None:
             self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
+        warn = partial(self._warn, host.name)
+        prepare = None if self._spec.sync.mode is SyncMode.OFF else partial(self._bring_project, host)
         port = self._tunnel_port if host.tunnel else self._spec.port
-        return await start_host(host, bootstrap, log_path, self._logins, port, partial(self._warn, host.name))
+        return await start_host(host, bootstrap, log_path, self._logins, port, warn, prepare)
+
+    async def _bring_project(self, host: HostPlan, login: "Login") -> None:
+        """The launch has done it where the host was there; one that comes late, or again, may need it."""
+        from flodl.launch.sync.host import bring
+        from flodl.launch.sync.project import Telling, project_of
+
+        project = await asyncio.to_thread(project_of, RunDir(self._logs.parent), self._spec)
+
+        def say(text: str) -> None:
+            self._note(Record("sync", Severity.INFO, f"{host.name}: {text}", {"host": host.name}))
+
+        await bring(login, host, project, Telling(say, lambda _done, _whole: None))
 
     def _warn(self, host: HostName, warning: str) -> None:
         self._note(Record("ssh_warning", Severity.WARNING, warning, {"host": host}))

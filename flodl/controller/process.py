@@ -30,6 +30,7 @@ from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
 from flodl.core.job import JobCore, JobSettings
 from flodl.core.liveness import LivenessSettings
+from flodl.core.plain import PlainCore, PlainSettings
 from flodl.core.view import snapshot
 from flodl.core.window import JoinSettings
 from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolError
@@ -47,6 +48,7 @@ from flodl.messages import (
     LeaveWanted,
     LogChunk,
     Message,
+    PortPicked,
     SendState,
     StopHost,
     StopWanted,
@@ -113,7 +115,7 @@ class Controller:
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
-        self._core = JobCore(_job_settings(spec), self._clock.now_s())
+        self._core = _core(spec, self._clock.now_s())
         self._driver: Driver[ev.JobEvent, act.JobAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
@@ -144,11 +146,7 @@ class Controller:
             self._events.add,
             port_of(tunnel_sockets) if tunnel_sockets else 0,
         )
-        self._head: HeadProcess | PromotedHead = (
-            HeadProcess(spec, format_address(host, self._port), run.token_path, self._logs)
-            if spec.spawns_head
-            else PromotedHead(os.getppid(), lambda: self._core.is_head_told)
-        )
+        self._head = self._new_head(self._core, format_address(host, self._port))
         self._desk = ClientDesk(self._core, spec)
         self._http = HttpServer(self._view())
         _log.info("controller of run %s listens on %s", spec.run_id, where)
@@ -189,13 +187,15 @@ class Controller:
                 ]
                 self._announce()
                 services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
-                services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                if self._head is not None:
+                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
                     service.cancel()
         finally:
-            await self._head.kill()
+            if self._head is not None:
+                await self._head.kill()
             await self._roster.close()
             self._bulk.close()
             await asyncio.to_thread(self._saves.close)
@@ -237,6 +237,14 @@ class Controller:
             asked = ev.StopAsked(number.name, False, process_exit_code(0, number))
             loop.add_signal_handler(number, self._driver.post, asked)
         loop.add_signal_handler(signal.SIGHUP, _log.info, "SIGHUP: the run goes on")
+
+    def _new_head(self, core: JobCore | PlainCore, address: str) -> HeadProcess | PromotedHead | None:
+        """``address`` reaches us on this machine. A plain run has no head."""
+        if isinstance(core, PlainCore):
+            return None
+        if self._spec.spawns_head:
+            return HeadProcess(self._spec, address, self._run.token_path, self._logs)
+        return PromotedHead(os.getppid(), lambda: core.is_head_told)
 
     def _view(self) -> View:
         names = {"localhost", "127.0.0.1", "::1", socket.gethostname().lower(), self._address.lower()}
@@ -284,6 +292,8 @@ class Controller:
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
+        for rank in self._core.membership.on_host(host):
+            self._logs.rebase(rank)
         reason = "closed"
         try:
             await self._driver.put(ev.HostSaid(host, hello))
@@ -305,7 +315,9 @@ class Controller:
         match message:
             case HostHello() | AskBootstrap():
                 raise RemoteProtocolError(f"host {host} said {type(message).__name__} in the middle of its talk")
-            case Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) if speaker != host:
+            case (
+                Beat(speaker) | HostStopped(speaker) | StopWanted(speaker) | LeaveWanted(speaker) | PortPicked(speaker)
+            ) if speaker != host:
                 raise RemoteProtocolError(f"host {host} spoke for host {speaker}")
             case LogChunk(rank, name, offset, data):
                 if self._host_of(rank) == host:
@@ -322,15 +334,16 @@ class Controller:
         self._bulk.drop(host)
 
     async def _serve_head(self, stream: FramedStream) -> None:
-        if self._head_stream is not None:
-            raise RemoteProtocolError("a second head: this run has one already")
+        head = self._head
+        if head is None or self._head_stream is not None:
+            raise RemoteProtocolError("a second head: this run has one already" if head else "a head of a plain run")
         self._head_stream = stream
         try:
             while True:
                 await self._driver.put(ev.HeadSaid(await stream.receive()))  # type: ignore[arg-type]  # FromHead
         except (PeerLost, ProtocolError) as error:
             _log.info("%s", error)
-            self._head.disconnected()
+            head.disconnected()
         finally:
             self._head_stream = None
 
@@ -388,9 +401,11 @@ class Controller:
             case act.SendBundle(transfer, hosts):
                 self._saves.send(transfer, hosts)
             case act.StopHead(grace_s):
-                self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
+                if self._head is not None:
+                    self._spawn(self._head.stop(grace_s, is_told=self._head_stream is not None))
             case act.WatchHead(grace_s):
-                self._spawn(self._head.watch(grace_s, self._note_frozen_head))
+                if self._head is not None:
+                    self._spawn(self._head.watch(grace_s, self._note_frozen_head))
             case act.Record():
                 self._events.add(action)
             case act.EndRun(outcome):
@@ -503,7 +518,7 @@ class Controller:
         return dict(strict({**named, "outcome": outcome}))
 
     def _view_of_head(self) -> dict[str, Any] | None:
-        script = self._head.script
+        script = None if self._head is None else self._head.script
         if script is None:
             return None
         state = "frozen" if script.is_frozen else "alive" if script.is_alive else "gone"
@@ -554,20 +569,24 @@ def _addresses(sockets: list[socket.socket]) -> list[str]:
     return [str(sock.getsockname()[0]) for sock in sockets]
 
 
-def _job_settings(spec: RunSpec) -> JobSettings:
-    join, live = spec.join, spec.liveness
-    roster = tuple(host.name for host in spec.hosts)
-    return JobSettings(
-        JoinSettings(
-            roster,
-            join.min_rank_start,
-            join.target_ranks,
-            {host.name: host.ranks for host in spec.hosts if host.ranks},
-            join.join_timeout_s,
-            join.max_join_timeout_s,
-            join.elastic,
-        ),
-        LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s),
-        has_head=True,
-        stop_grace_s=spec.stop_timeout_s,
+def _core(spec: RunSpec, opened_s: float) -> JobCore | PlainCore:
+    live = spec.liveness
+    liveness = LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s)
+    if spec.plain is not None:
+        restarts = spec.plain.max_restarts
+        return PlainCore(PlainSettings(_join_settings(spec), liveness, restarts, spec.stop_timeout_s), opened_s)
+    settings = JobSettings(_join_settings(spec), liveness, has_head=True, stop_grace_s=spec.stop_timeout_s)
+    return JobCore(settings, opened_s)
+
+
+def _join_settings(spec: RunSpec) -> JoinSettings:
+    join = spec.join
+    return JoinSettings(
+        tuple(host.name for host in spec.hosts),
+        join.min_rank_start,
+        join.target_ranks,
+        {host.name: host.ranks for host in spec.hosts if host.ranks},
+        join.join_timeout_s,
+        join.max_join_timeout_s,
+        join.elastic,
     )

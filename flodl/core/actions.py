@@ -15,6 +15,7 @@ from flodl.messages import (
     DaemonToRank,
     FromDaemon,
     Layout,
+    PlainGroup,
     RankSpec,
     RankToDaemon,
     Scalar,
@@ -242,11 +243,23 @@ class SendRank:
 
 @dataclass(frozen=True, slots=True)
 class SpawnRank:
-    """Start one rank's process."""
+    """Start one rank's process; with ``plain`` it runs without the engine."""
 
     spec: RankSpec
     world_size: int
     local_world_size: int
+    plain: PlainGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HoldPort:
+    """Keep a free port for a rank that will ask for it by number, instead of the one before; PortHeld follows.
+
+    ``peer``: find out which address of this machine reaches it, too; empty when that is known.
+    """
+
+    start: int
+    peer: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +329,7 @@ HostAction: TypeAlias = (
     | SendController
     | SendRank
     | SpawnRank
+    | HoldPort
     | TerminateRank
     | KillRankTree
     | StreamSum

@@ -186,6 +186,19 @@ class StateLanded:
 
 
 @dataclass(frozen=True, slots=True)
+class PortHeld:
+    """The answer to ``HoldPort``: ``port`` is kept, or none is free (``error``). ``address`` reaches the peer, empty
+    unless asked for. ``was_taken``: a stranger listens on the port that was held before.
+    """
+
+    start: int
+    port: int
+    address: str
+    was_taken: bool
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
 class Signalled:
     """Somebody has sent the daemon ``number``, SIGTERM or SIGUSR1; who started it is there still."""
 
@@ -206,6 +219,7 @@ HostEvent: TypeAlias = (
     | RankEnded
     | SumReturned
     | StateLanded
+    | PortHeld
     | Signalled
     | LogsShipped
 )

@@ -17,6 +17,7 @@ from typing import assert_never
 from flodl.core.actions import (
     CancelStream,
     EmptyInbox,
+    HoldPort,
     HostAction,
     KillRankTree,
     Leave,
@@ -35,6 +36,7 @@ from flodl.core.events import (
     ControllerSaid,
     HostEvent,
     LogsShipped,
+    PortHeld,
     RankEnded,
     RankSaid,
     Signalled,
@@ -57,6 +59,8 @@ from flodl.messages import (
     LeaveWanted,
     LoadState,
     OpenRound,
+    PickPort,
+    PortPicked,
     RankAlive,
     RankBeat,
     RankError,
@@ -73,6 +77,7 @@ from flodl.messages import (
     StateLoaded,
     StateSent,
     StopHost,
+    StopRanks,
     StopWanted,
     ToDaemon,
 )
@@ -100,6 +105,15 @@ class HostSettings:
     is_walk_in: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A rank's process, as the shell has found it; ``is_frozen``: a signal such as SIGSTOP has stopped it."""
+
+    pid: int = 0
+    rss_bytes: int = 0
+    is_frozen: bool = False
+
+
 @dataclass(slots=True)
 class _LocalRank:
     """``load`` waits for its state to land; ``loaded`` is the transfer that the rank has answered last. ``is_member``
@@ -110,8 +124,7 @@ class _LocalRank:
     heard_s: float
     has_beaten: bool = False
     steps: int = 0
-    pid: int = 0
-    rss_bytes: int = 0
+    measured: Measured = Measured()
     is_running: bool = True
     is_member: bool = False
     is_finished: bool = False
@@ -174,6 +187,9 @@ class HostCore:
                 actions = self._give_states()
             case Signalled(number):
                 actions = self._on_signal(DAEMON, number)
+            case PortHeld(start, port, address, was_taken, error):
+                picked = PortPicked(self._settings.host, start, port, address, was_taken, error)
+                actions = [SendController(picked)]
             case LogsShipped():
                 actions = self._on_shipped()
             case Stalled(gap_s):
@@ -214,11 +230,16 @@ class HostCore:
     # --------------------------------------------------------------------------------------------------- controller
     def _on_controller(self, message: ToDaemon, now_s: float) -> list[HostAction]:
         match message:
-            case SpawnRanks(world_size, specs):
+            case SpawnRanks(world_size, specs, plain):
                 if self.state is not HostState.SERVING:
                     return []
                 self._ranks.update({spec.rank: _LocalRank(spec, now_s) for spec in specs})
-                return [SpawnRank(spec, world_size, len(self._ranks)) for spec in specs]
+                self._kill_s = None  # it was for those who have ended before
+                return [SpawnRank(spec, world_size, len(self._ranks), plain) for spec in specs]
+            case PickPort(start, peer):
+                return [HoldPort(start, peer)]
+            case StopRanks(_, grace_s):
+                return self._stop_ranks(now_s + grace_s)
             case OpenRound():
                 actions: list[HostAction] = [] if self._round is None else [CancelStream(self._round.order.key)]
                 self._round = _OpenRound(message)
@@ -253,19 +274,30 @@ class HostCore:
         return [note, *self._stop(reason, self._settings.stop_grace_s, 1, now_s)]
 
     def _stop(self, reason: str, grace_s: float, exit_code: int, now_s: float) -> list[HostAction]:
-        kill_s = now_s + grace_s
+        kill_s = now_s + grace_s if self._kill_s is None else min(self._kill_s, now_s + grace_s)
         if self.state is not HostState.SERVING:
-            self._kill_s = None if self._kill_s is None else min(self._kill_s, kill_s)
+            self._kill_s = None if self._kill_s is None else kill_s
             return []
         self.state, self._reason, self._exit_code, self._kill_s = HostState.STOPPING, reason, exit_code, kill_s
         actions: list[HostAction] = []
         if self._round is not None:
             actions += self._close_round(self._round.order.key)
-        for rank in self._running():
-            if not self._ranks[rank].is_leaving:
-                self._ranks[rank].ended_by_us = True
-                actions.append(TerminateRank(rank))
-        return actions
+        return actions + self._terminate()
+
+    def _stop_ranks(self, kill_s: float) -> list[HostAction]:
+        """The ranks of a plain run, which will be started again or not; the host stays."""
+        if self.state is not HostState.SERVING:
+            return []
+        self._kill_s = kill_s
+        return self._terminate()
+
+    def _terminate(self) -> list[HostAction]:
+        """SIGTERM, once, to every rank that does not end by itself."""
+        waited_for = [rank for rank in self._running() if not self._ranks[rank].is_leaving]
+        told = [rank for rank in waited_for if not self._ranks[rank].ended_by_us]
+        for rank in told:
+            self._ranks[rank].ended_by_us = True
+        return [TerminateRank(rank) for rank in told]
 
     def _on_signal(self, rank: RankId, number: int) -> list[HostAction]:
         """Somebody else's signal: the run is to stop in order, or to let a walk-in go; the controller knows how."""
@@ -316,11 +348,11 @@ class HostCore:
         exited = SendController(RankExited(event.rank, event.code, event.signal, by_us))
         return [exited, *self._reduce_slices(), *self._empty_inbox()]
 
-    def update_processes(self, measured: Mapping[RankId, tuple[int, int]]) -> None:
-        """What the shell measured of the ranks' processes, pid and resident memory in bytes, for the next beat."""
-        for rank, (pid, rss_bytes) in measured.items():
+    def update_processes(self, measured: Mapping[RankId, Measured]) -> None:
+        """What the shell has found of the ranks' processes, for the next beat."""
+        for rank, found in measured.items():
             if rank in self._ranks:
-                self._ranks[rank].pid, self._ranks[rank].rss_bytes = pid, rss_bytes
+                self._ranks[rank].measured = found
 
     # ------------------------------------------------------------------------------------------------------- states
     def _give_states(self) -> list[HostAction]:
@@ -428,14 +460,12 @@ class HostCore:
         ]
 
     def _beat(self, now_s: float) -> Beat:
-        ranks = tuple(
-            RankBeat(
-                rank, local.has_beaten, int((now_s - local.heard_s) * 1e3), local.steps, local.rss_bytes, local.pid
-            )
-            for rank, local in self._ranks.items()
-            if local.is_running
-        )
-        return Beat(self._settings.host, ranks)
+        return Beat(self._settings.host, tuple(self._rank_beat(rank, now_s) for rank in self._running()))
+
+    def _rank_beat(self, rank: RankId, now_s: float) -> RankBeat:
+        local = self._ranks[rank]
+        age_ms, found = int((now_s - local.heard_s) * 1e3), local.measured
+        return RankBeat(rank, local.has_beaten, age_ms, local.steps, found.rss_bytes, found.pid, found.is_frozen)
 
     def _running(self) -> tuple[RankId, ...]:
         return tuple(rank for rank, local in self._ranks.items() if local.is_running)

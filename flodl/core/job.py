@@ -10,7 +10,6 @@ an outcome, once decided, only gets its exit code corrected.
 It opens nothing, sleeps nowhere and reads no clock: time comes in as ``now_s``.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -55,6 +54,7 @@ from flodl.core.place import Place
 from flodl.core.position import ResumePoint, SaveReason
 from flodl.core.preemption import stop_asked
 from flodl.core.resume import Resume
+from flodl.core.running_time import RunningTime
 from flodl.core.saving import never_due
 from flodl.core.startup import Startup
 from flodl.core.training import Training, TrainingState
@@ -80,6 +80,7 @@ from flodl.messages import (
     LogChunk,
     MinReached,
     OnError,
+    PortPicked,
     RankBeat,
     RankError,
     RankExited,
@@ -143,7 +144,7 @@ class JobCore:
         self.beats: dict[RankId, RankBeat] = {}
         self.hosts: dict[HostName, HostHello] = {}
         self._settings = settings
-        self._stalled_s = 0.0
+        self._time = RunningTime()
         self._deadline_s: float | None = None
         self.leaving = Leaving(self.membership, settings.stop_grace_s)
         self._losses = Losses()
@@ -154,7 +155,7 @@ class JobCore:
         if self.phase is Phase.ENDED:
             return []
         if isinstance(event, Stalled):
-            self._stalled_s += event.gap_s
+            self._time.stand_still(event.gap_s)
         now_s = self.running_s(now_s)
         match event:
             case HostSaid(host, message):
@@ -204,16 +205,11 @@ class JobCore:
             candidates.append(self.training.next_deadline_s())
         if self.training is not None and self.phase is Phase.FINISHING:
             candidates.append(self.training.saving.next_deadline_s())
-        earliest_s = min((at for at in candidates if at is not None), default=None)
-        if earliest_s is None:
-            return None
-        at_s = earliest_s + self._stalled_s
-        # a sum that was rounded down would be too early for the deadline, and tick for ever
-        return at_s if self.running_s(at_s) >= earliest_s else math.nextafter(at_s, math.inf)
+        return self._time.earliest_s(candidates)
 
     def running_s(self, now_s: float) -> float:
         """``now_s`` in the time that every deadline is counted in: without that in which we did not run ourselves."""
-        return now_s - self._stalled_s
+        return self._time.running_s(now_s)
 
     @property
     def is_head_told(self) -> bool:
@@ -274,10 +270,10 @@ class JobCore:
                 return self._host_gone(host, f"stopped: {reason}", now_s)
             case StopWanted():
                 return [] if self.ending.is_decided else self._on_stop(stop_asked(message), now_s)
+            case LogChunk() | PortPicked():
+                return []  # the shell's business: bytes to disk; and of no run but a plain one
             case LeaveWanted(_, source):
                 return self._on_leave(host, source, now_s)
-            case LogChunk():
-                return []  # the shell's business: bytes to disk
             case _:
                 return self._on_rank(host, message, now_s)
 

@@ -23,6 +23,12 @@ _START: Final = (
     'exec "$fdl_py" -P -m flodl_daemon.warden -- "$fdl_py" -P -m flodl_daemon run --bootstrap-stdin'
 )
 
+_AGENT: Final = (
+    'case "$2" in "~/"*) fdl_py="$HOME${2#"~"}";; *) fdl_py=$2;; esac; '
+    f'command -v -- "$fdl_py" >/dev/null 2>&1 || exit {INTERPRETER_MISSING}; '
+    'exec "$fdl_py" -I -c "import sys; read = sys.stdin.buffer; exec(read.read(int(read.readline())))"'
+)
+
 _LOGIN_SHELL: Final = (
     'case "${SHELL##*/}" in bash|zsh|ksh|dash|ash|sh) fdl_sh=$SHELL;; *) fdl_sh=/bin/sh;; esac; '
     'exec "$fdl_sh" -lc "$3" fdl "$1" "$2"'
@@ -50,10 +56,21 @@ def remote_command(host: "HostPlan") -> str:
     It ends with 91 when the folder is missing and 92 when the interpreter is. Without a configured interpreter, a
     login shell is asked for its PATH's ``python3``.
     """
+    return _by_interpreter(host, _START)
+
+
+def agent_command(host: "HostPlan") -> str:
+    """What ssh is asked to run on ``host`` for a sync: its interpreter, which takes its program from the input, a line
+    with its length in front. It ends with 92 when the interpreter is missing.
+    """
+    return _by_interpreter(host, _AGENT)
+
+
+def _by_interpreter(host: "HostPlan", script: str) -> str:
     if host.python:
-        words = ["/bin/sh", "-c", _START, "fdl", host.cwd, host.python]
+        words = ["/bin/sh", "-c", script, "fdl", host.cwd, host.python]
     else:
-        words = ["/bin/sh", "-c", _LOGIN_SHELL, "fdl", host.cwd, "python3", _START]
+        words = ["/bin/sh", "-c", _LOGIN_SHELL, "fdl", host.cwd, "python3", script]
     return "exec " + " ".join(shlex.quote(word) for word in words)
 
 

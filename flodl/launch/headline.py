@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_HOST
+from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_EXIT, KIND_HOST
 from flodl.launch.last_words import error_of
 from flodl.launch.progress import is_shown
 from flodl.launch.rundir import RunDir
@@ -69,6 +69,8 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     if failure.get("kind") == "head" and not failure.get("signal"):
         said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
         what = printable(next(said_last, what))  # the script's own words say more than its exit code
+    if failure.get("kind") == KIND_EXIT and (raised := error_of(printed)):
+        what = f"{what}: {printable(raised)}"
     lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:

@@ -21,6 +21,9 @@ MAX_TOLD: Final = 64
 """So many different last words are remembered; a run whose ranks fail in more ways repeats some."""
 
 _TRACEBACK: Final = r".*Traceback \(most recent call last\):"
+_MARK: Final = re.compile(r"^\[rank\d+\]: ?")
+"""Before each line of a traceback, from a rank in a group of torch.distributed."""
+
 _BEGINS: Final = re.compile(rf'flodl\.errors\.\w+: |  File ".+", line \d+$|{_TRACEBACK}')
 """A misuse of flodl, a script that cannot be parsed, anything else that was not caught."""
 
@@ -39,7 +42,7 @@ class LastWords:
     @property
     def text(self) -> tuple[str, ...]:
         """The words without their speaker."""
-        return tuple(str(line.get("text", "")).rstrip() for line in self.lines)
+        return tuple(_unmarked(str(line.get("text", "")).rstrip()) for line in self.lines)
 
 
 class Held:
@@ -95,8 +98,12 @@ class Held:
 def error_of(lines: Sequence[str]) -> str:
     """The line that names the error in the last words which end ``lines``; empty where there are none."""
     begun = [number for number, line in enumerate(lines) if _begins(line)]
-    said = lines[begun[-1] :] if begun else ()
+    said = [_unmarked(line) for line in lines[begun[-1] :]] if begun else []
     return next((line for line in said if line[:1].strip() and not re.match(_TRACEBACK, line)), "")
+
+
+def _unmarked(text: str) -> str:
+    return _MARK.sub("", text)
 
 
 def _begins(text: str) -> bool:

@@ -24,7 +24,7 @@ from flodl.launch import join_token, listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
-from flodl.launch.plan import LaunchRequest, RunSpec, describe, plan
+from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, SyncMode, describe, plan
 from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
@@ -32,6 +32,7 @@ from flodl.runtime.ports import listen
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
+    from flodl.launch.tree import Tree
 
 POLL_S: Final = 0.02
 
@@ -47,6 +48,7 @@ class LaunchOptions:
     preflight: bool = True
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
 
 
 @dataclass(slots=True)
@@ -80,6 +82,10 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         preflight.check_script(spec)
         for line in describe(spec, str(rundir.state_home() / "runs" / spec.run_id)):
             terminal.result(line)
+        if spec.sync.mode is not SyncMode.OFF:
+            from flodl.launch.sync import step
+
+            step.take_stock(spec, terminal)
         return 0
     preflight.check_script(spec)
     preflight.check_interpreter(spec)
@@ -88,7 +94,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         preflight.report(preflight.check_hosts(spec))
         for strain in preflight.strains_here(spec):
             terminal.say(f"fdl: warning: {strain}")
-    started = start_controller(spec)
+    started = start_controller(spec, spread(spec, terminal))
     if options.detach:
         terminal.result(spec.run_id)
         terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl status, fdl tail -f, fdl stop")
@@ -100,6 +106,27 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     with contextlib.suppress(subprocess.TimeoutExpired):
         started.process.wait(1.0)
     return end
+
+
+def spread(spec: RunSpec, terminal: Terminal) -> "Tree | None":
+    """Where the cluster file wants it, bring the project to the hosts.
+
+    Returns:
+        What they have then; None where nothing is copied.
+
+    Raises:
+        ConfigError: the project is not as it has to be, or too large.
+        HostUnreachable: hosts cannot be reached or not be brought it, and the run needs them.
+    """
+    if spec.sync.mode is SyncMode.OFF:
+        return None
+    from flodl.launch.sync import step
+
+    project = step.take_stock(spec, terminal)
+    if project is None:
+        return None
+    step.bring_to_all(spec, project, terminal)
+    return project.tree
 
 
 def local_request(options: LaunchOptions) -> LaunchRequest:
@@ -115,6 +142,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        plain=options.plain,
         join_token_file=join_token.named(os.environ),
         own_join_token_file=join_token.own_if_there(),
     )
@@ -140,8 +168,9 @@ def local_names() -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname(), *addresses})
 
 
-def start_controller(spec: RunSpec) -> StartedRun:
-    """Create the run's directory, bind its port, and start its controller in a session of its own.
+def start_controller(spec: RunSpec, tree: "Tree | None" = None) -> StartedRun:
+    """Create the run's directory, bind its port, and start its controller in a session of its own. ``tree`` is what the
+    hosts have to hold, where the project is copied to them.
 
     Returns:
         Once the controller has announced where it listens.
@@ -157,6 +186,8 @@ def start_controller(spec: RunSpec) -> StartedRun:
         run = rundir.create(spec.run_id)
         with _failure_told(run):
             run.write("run.json", dump(spec, indent=1))
+            if tree is not None:
+                run.write("tree.json", dump(tree))
             process = _spawn(run, spec, sockets)
     finally:
         for sock in sockets:

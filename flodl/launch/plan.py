@@ -66,7 +66,8 @@ class HostPlan:
     ``python`` is the interpreter there; empty takes ``python3`` of the login shell's PATH. ``cwd`` is the folder in
     which its ranks run and ``script`` what follows the interpreter there. ``ranks`` are the global ranks that the
     cluster file demands, empty where admission decides. ``ssh`` is None for all but ssh hosts. ``tunnel``: the daemon
-    reaches the controller through the ssh session that starts it.
+    reaches the controller through the ssh session that starts it. ``project`` is the project's folder there, ``cwd`` or
+    above it.
     """
 
     name: str
@@ -79,6 +80,24 @@ class HostPlan:
     env: Mapping[str, str] = field(default_factory=dict)
     ssh: SshSpec | None = None
     tunnel: bool = False
+    project: str = ""
+
+
+class SyncMode(StrEnum):
+    """How the project gets to the hosts that are reached by ssh: it is there already, or it is copied."""
+
+    OFF = "off"
+    RSYNC = "rsync"
+    SFTP = "sftp"
+
+
+@dataclass(frozen=True, slots=True)
+class SyncSettings:
+    """``exclude`` are patterns of what is not copied; ``limit_gb`` bounds what may be (``tree.over_limit``)."""
+
+    mode: SyncMode = SyncMode.OFF
+    exclude: tuple[str, ...] = ()
+    limit_gb: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +116,15 @@ class JoinPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainPlan:
+    """A run whose script trains by itself, as under torchrun: no engine, no head. So often all ranks are started anew
+    after a failure, ``max_restarts``.
+    """
+
+    max_restarts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RunSpec:
     """Everything about one run that is decided before it starts; holds no secret. This is ``run.json``.
 
@@ -104,7 +132,8 @@ class RunSpec:
     rank; a host's own ``env`` wins over it. ``advertise`` is empty unless the cluster file says what workers dial.
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
-    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``.
+    project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
+    engine.
     """
 
     schema: int
@@ -127,6 +156,8 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    plain: PlainPlan | None = None
+    sync: SyncSettings = SyncSettings()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +179,7 @@ class LaunchRequest:
     name: str = ""
     stop_timeout_s: float = 30.0
     spawns_head: bool = True
+    plain: PlainPlan | None = None
     join_token_file: str = ""
     own_join_token_file: str = ""
 
@@ -199,6 +231,8 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        plain=request.plain,
+        sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )
 
 
@@ -276,22 +310,32 @@ def describe(spec: RunSpec, run_dir: str) -> list[str]:
         f"tls         {_TLS_WORDS[spec.tls]}",
         f"directory   {run_dir}",
         f"controller  {shlex.join(commands.controller_argv(spec.python, run_dir))}",
-        f"head        {shlex.join([spec.python, *spec.script])}",
-        f"  in        {spec.cwd}",
-        f"  env       {_keys(spec.env)}",
+        *_describe_head(spec),
     ]
     if spec.join.token_file:
         lines.insert(3, f"walk-ins    prove the join token in {spec.join.token_file}")
     for host in spec.hosts:
         way = f"{host.kind}, tunnel" if host.tunnel else host.kind
+        is_copied = spec.sync.mode is not SyncMode.OFF and host.kind is HostKind.SSH
         lines += [
             f"host        {host.name} ({way}), devices: {' '.join(host.devices)}",
+            *([f"  copied    by {spec.sync.mode} to {host.project}"] if is_copied else []),
             *_start_lines(host),
             f"  ranks     {shlex.join([host.python or 'python3', *host.script])}",
             f"  in        {host.cwd}",
             f"  env       {_keys({**spec.env, **host.env})}",
         ]
     return lines
+
+
+def _describe_head(spec: RunSpec) -> list[str]:
+    if spec.plain is not None:
+        return [f"plain       no head, no engine; max_restarts: {spec.plain.max_restarts}"]
+    return [
+        f"head        {shlex.join([spec.python, *spec.script])}",
+        f"  in        {spec.cwd}",
+        f"  env       {_keys(spec.env)}",
+    ]
 
 
 def _start_lines(host: HostPlan) -> list[str]:
@@ -343,6 +387,7 @@ def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, pro
         env=_host_env(worker),
         ssh=ssh,
         tunnel=worker.tunnel,
+        project=folder,
     )
 
 

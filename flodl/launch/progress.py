@@ -23,7 +23,7 @@ class Progress:
         epochs, epoch = _number(state.get("num_epochs")), _number(state.get("epoch"))
         per_epoch, merged = _number(state.get("epoch_samples")), _number(state.get("samples_merged"))
         if not epochs or not per_epoch:
-            return phase
+            return "  ".join(part for part in (phase, plain_line(state)) if part)
         done = min(epoch, epochs) * per_epoch + (merged if epoch < epochs else 0)
         self._seen.append((now_s, done))
         while len(self._seen) > 2 and now_s - self._seen[0][0] > RATE_WINDOW_S:
@@ -39,6 +39,19 @@ class Progress:
     def _rate(self) -> float:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+def plain_line(state: Mapping[str, Any]) -> str:
+    """What can be said of a plain run; empty for one with the engine, and before the ranks start."""
+    plain, ranks = state.get("plain"), state.get("ranks")
+    if not isinstance(plain, dict) or not isinstance(ranks, list) or not ranks:
+        return ""
+    states = [each.get("state") for each in ranks if isinstance(each, dict)]
+    frozen = states.count("frozen")
+    parts = [f"{states.count('live') + frozen} of {len(ranks)} ranks alive" + (f", {frozen} frozen" if frozen else "")]
+    if _number(plain.get("max_restarts")):
+        parts.append(f"restart {plain.get('restarts')} of {plain.get('max_restarts')}")
+    return "  ".join([*parts, f"up {duration(_number(plain.get('uptime_s')))}"])
 
 
 def epoch_line(fields: Mapping[str, Any]) -> str:

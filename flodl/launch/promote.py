@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from flodl.config.address import format_address
 from flodl.errors import FlodlError
 from flodl.launch.control import ControllerClient
-from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, start_controller
+from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, spread, start_controller
 from flodl.launch.narrator import ALERTS, Narrator
 from flodl.launch.plan import plan
 from flodl.launch.rundir import run_name
@@ -44,10 +44,12 @@ def promote(cluster: object) -> Mapping[str, Any]:
     Raises:
         ConfigError: the cluster cannot be used.
         PreflightError: the port is taken, or the state folder cannot be written.
+        HostUnreachable: hosts cannot be brought the project.
         FlodlError: the controller did not start.
     """
     options = LaunchOptions(tuple(sys.orig_argv[1:]), name=Path(sys.argv[0]).stem, spawns_head=False)
-    started = start_controller(plan(_spec(cluster), local_request(options)))
+    spec = plan(_spec(cluster), local_request(options))
+    started = start_controller(spec, spread(spec, Terminal()))
     _Echo(started).start()
     return {
         "run_id": started.run.run_id,

@@ -22,12 +22,14 @@ def plan_resumption(run: RunDir, options: LaunchOptions) -> tuple[RunSpec, Path]
     """What is launched in the place of ``run``, and the checkpoint that it goes on from; ``options.script`` is unused.
 
     Raises:
-        ConfigError: the run is still live, or its directory does not say what was asked for.
+        ConfigError: the run is still live, was a plain one, or its directory does not say what was asked for.
         CheckpointError: it has left no checkpoint, or none that is whole.
     """
     if run.is_live():
         raise ConfigError(f"run {run.run_id} is live; fdl stop {run.run_id} saves and ends it")
     old = _asked(run)
+    if old.plain is not None:
+        raise ConfigError(f"run {run.run_id} was a plain run: its script alone knows what it saved; launch it again")
     stem = _last_checkpoint(run, old)
     request = local_request(options)
     env = {**old.env, "FDL_RUN_ID": request.run_id, RESUME_VARIABLE: str(stem)}

@@ -2,6 +2,7 @@
 
     $XDG_STATE_HOME/fdl/runs/<run_id>/        (FDL_STATE_HOME replaces $XDG_STATE_HOME/fdl)
         run.json         what was asked: a ``flodl.launch.plan.RunSpec``, without secrets
+        tree.json        where the launch copied the project: its ``flodl.launch.tree.Tree``
         token            the run's secret, 64 hex digits
         controller.json  written by the controller once it listens: a ``ControllerInfo``
         state.json       the last snapshot            outcome.json   how the run ended
@@ -76,6 +77,11 @@ class RunDir:
     def controller_json(self) -> Path:
         """Where the controller listens."""
         return self.path / "controller.json"
+
+    @property
+    def tree_json(self) -> Path:
+        """The project's files and their hashes at the launch."""
+        return self.path / "tree.json"
 
     @property
     def state_json(self) -> Path:

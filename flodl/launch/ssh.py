@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -74,6 +74,7 @@ async def start_host(
     logins: asyncio.Semaphore,
     port: int,
     warn: Callable[[str], None],
+    prepare: Callable[[Login], Awaitable[None]] | None = None,
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
 
@@ -85,6 +86,7 @@ async def start_host(
         logins: shared by all hosts of a run, bounds the logins under way (``ssh_login.MAX_PARALLEL_LOGINS``).
         port: the controller's; for a host with a tunnel, the one on loopback here to which its session leads.
         warn: told of what the user's own options weaken, as soon as the login stands.
+        prepare: done once the login stands, before anything starts there; None where there is nothing to do.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
@@ -97,6 +99,8 @@ async def start_host(
     for warning in login.warnings:
         warn(warning)
     try:
+        if prepare is not None:
+            await prepare(login)
         if host.tunnel:
             controllers: tuple[str, ...] = (await _open_tunnel(host.name, login, port),)
         else:

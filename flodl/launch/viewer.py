@@ -259,10 +259,11 @@ class Viewer:
         if self._stops >= 2:
             return EXIT_INTERRUPTED
         self._narrator.end(None)
+        is_plain = (self._run.read_json("run.json") or {}).get("plain") is not None
+        resume = f"\nfdl: from its last checkpoint, where it saved one: fdl launch --resume {self._run.run_id}"
         self._terminal.say(
             f"fdl: the controller (pid {self._info.pid}) has vanished without a word; its hosts stop by themselves\n"
-            f"fdl: its log: {self._run.logs / 'controller.log'}\n"
-            f"fdl: from its last checkpoint, where it saved one: fdl launch --resume {self._run.run_id}",
+            f"fdl: its log: {self._run.logs / 'controller.log'}" + ("" if is_plain else resume),
             RED,
         )
         return 1

@@ -19,11 +19,51 @@ class RankSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class PlainGroup:
+    """What the ranks of a plain run on one host are told of each other, in torchrun's words.
+
+    ``group_rank`` is the host's place among ``group_world_size`` hosts; ``gpus`` are the pins of its GPUs, in the order
+    of local ranks. ``restart`` counts from 0.
+    """
+
+    master_addr: str
+    master_port: int
+    group_rank: int
+    group_world_size: int
+    restart: int
+    max_restarts: int
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SpawnRanks:
-    """Start these ranks. Interpreter, script, arguments, environment and folder came with the bootstrap."""
+    """Start these ranks. Interpreter, script, arguments, environment and folder came with the bootstrap.
+
+    With ``plain`` they run without the engine, and may be started again under the same numbers once all have ended.
+    """
 
     world_size: int
     ranks: tuple[RankSpec, ...]
+    plain: PlainGroup | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PickPort:
+    """Plain runs: keep a port free at which the ranks of this ``start`` can meet; PortPicked answers.
+
+    ``peer``: say which address of yours reaches this one, too; empty when that is known.
+    """
+
+    start: int
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopRanks:
+    """Plain runs: end all ranks (SIGTERM, ``grace_s``, SIGKILL to the trees); the host stays."""
+
+    reason: str
+    grace_s: float
 
 
 @dataclass(frozen=True, slots=True)

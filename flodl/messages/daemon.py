@@ -40,6 +40,7 @@ class RankBeat:
 
     ``pid`` and ``rss_bytes`` are 0 until they have been measured.
     ``has_beaten`` is False until the rank's agent has spoken once (imports and model building come before).
+    ``is_frozen``: a signal such as SIGSTOP has stopped the process.
     """
 
     rank: RankId
@@ -48,6 +49,7 @@ class RankBeat:
     steps: int
     rss_bytes: int
     pid: int = 0
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,9 @@ class RankExited:
 
 @dataclass(frozen=True, slots=True)
 class LogChunk:
-    """Bytes of a rank's stdout or stderr. ``offset`` counts from the stream's first byte: repeats are dropped."""
+    """Bytes of a rank's stdout or stderr. ``offset`` counts from the first byte that this daemon has of it, in
+    all starts of the rank: repeats are dropped.
+    """
 
     rank: RankId
     stream: str
@@ -98,6 +102,21 @@ class StopWanted:
     host: HostName
     rank: RankId
     signal: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortPicked:
+    """The answer to PickPort: ``port`` is kept for a rank of this host that asks for it by number, or none is free
+    (``error``). ``address`` is ours as the peer reaches it, empty unless asked for. ``was_taken``: a stranger listens
+    on the port that was picked before.
+    """
+
+    host: HostName
+    start: int
+    port: int
+    address: str
+    was_taken: bool
+    error: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from flodl.messages.controller import (
     KillRank,
     LoadState,
     OpenRound,
+    PickPort,
     RunCallback,
     RunEnded,
     RunEval,
@@ -30,6 +31,7 @@ from flodl.messages.controller import (
     StartRound,
     StopAccepted,
     StopHost,
+    StopRanks,
     StoreReply,
     WindowPlan,
 )
@@ -39,6 +41,7 @@ from flodl.messages.daemon import (
     HostStopped,
     LeaveWanted,
     LogChunk,
+    PortPicked,
     RankExited,
     ReduceSlice,
     ResultReady,
@@ -101,9 +104,11 @@ ToRank: TypeAlias = (
     | Evict
 )
 DaemonToRank: TypeAlias = ToRank | ReduceSlice | ResultReady
-FromDaemon: TypeAlias = HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | LeaveWanted | FromRank
+FromDaemon: TypeAlias = (
+    HostHello | Beat | RankExited | LogChunk | HostStopped | StopWanted | LeaveWanted | PortPicked | FromRank
+)
 FromWalkIn: TypeAlias = FromDaemon | AskBootstrap
-ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | ToRank
+ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | PickPort | StopRanks | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
 FromClient: TypeAlias = StopRequest | DrainRequest | AskBootstrap

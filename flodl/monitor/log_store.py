@@ -47,10 +47,13 @@ class Arrival:
 
 @dataclass(slots=True)
 class _Output:
-    """One stream's file. ``position`` counts the stream's bytes, ``size`` the file's, ``lost`` those to be told of."""
+    """One stream's file. ``position`` counts the stream's bytes, those before ``base`` from other daemons; ``size``
+    counts the file's, ``lost`` those to be told of.
+    """
 
     fd: int
     size: int = 0
+    base: int = 0
     position: int = 0
     lost: int = 0
     ends_line: bool = True
@@ -85,6 +88,7 @@ class LogStore:
         except OSError as error:
             self._warn(error)
             return
+        offset += output.base
         data = data[max(0, output.position - offset) :]
         if not data:
             return
@@ -93,6 +97,12 @@ class LogStore:
         for start in range(0, len(data), ARRIVAL_BYTES):
             self._keep(output, rank, stream, data[start : start + ARRIVAL_BYTES])
         self._ring()
+
+    def rebase(self, rank: RankId) -> None:
+        """Another daemon speaks for the rank now: its offsets count from the end of what has come."""
+        for stream in STREAMS:
+            if output := self._outputs.get((rank, stream)):
+                output.base = output.position
 
     async def wait(self, count: int, timeout_s: float) -> bool:
         """Wait for more than ``count`` arrivals, at most ``timeout_s``; False once there will be none."""

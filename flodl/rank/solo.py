@@ -80,6 +80,7 @@ from flodl.messages import (
     Layout,
     Mode,
     OpenRound,
+    PickPort,
     RankReady,
     RankToDaemon,
     RunEnded,
@@ -87,6 +88,7 @@ from flodl.messages import (
     SpawnRanks,
     StateSent,
     StopHost,
+    StopRanks,
     ToDaemon,
     ToHead,
 )
@@ -297,7 +299,7 @@ class _Solo:
         match message:
             case StopHost(reason):
                 self._inbox.post(DaemonSaid(Evict(0, reason)))
-            case SpawnRanks() | OpenRound() | CloseRound() | KillRank() | Heard():
+            case SpawnRanks() | OpenRound() | CloseRound() | KillRank() | Heard() | PickPort() | StopRanks():
                 pass  # the rank is this very thread, and its rounds are its own affair
             case _:
                 self._inbox.post(DaemonSaid(message))

@@ -20,6 +20,7 @@ from flodl.errors import ConfigError, ProtocolError, UsageError
 from flodl.spec.context import ROLE_VARIABLE
 
 _TAKEN = "taken:"
+_PLAIN = "plain"
 _GUARD = (
     "this process imported the script again (a DataLoader worker or another child process does that); put the code "
     'that calls Trainer.run under `if __name__ == "__main__":`'
@@ -73,7 +74,8 @@ def take_role(
         visible_gpus: lists this machine's GPUs; asked only when everything else allows a promotion.
 
     Raises:
-        UsageError: the ticket is taken, by this process (a second call) or by another one (a missing guard).
+        UsageError: the ticket is taken, by this process (a second call) or by another one (a missing guard), or the
+            run is a plain one.
         ConfigError: a cluster in code beside a cluster file.
         ProtocolError: the ticket cannot be read.
     """
@@ -84,6 +86,11 @@ def take_role(
         if text == f"{_TAKEN}{pid}":
             raise UsageError("Trainer.run was called twice; one launch runs one training, keep one call")
         raise UsageError(f"Trainer.run: {_GUARD}")
+    if text == _PLAIN:
+        raise UsageError(
+            "this script calls Trainer.run and was launched with --plain, which is for scripts that train without "
+            "flodl's engine; leave --plain out"
+        )
     kind, _, body = text.partition(":")
     try:
         ticket = json.loads(body)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from flodl.launch.launcher import LaunchOptions, launch, start
+from flodl.launch.plan import PlainPlan
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
@@ -72,6 +73,13 @@ def _takes_next(word: str, options: dict[str, click.Option]) -> bool:
     metavar="SECONDS",
     help="Between SIGTERM and SIGKILL of a rank.",
 )
+@click.option("--plain", is_flag=True, help="SCRIPT trains by itself, as under torchrun; without flodl's engine.")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(0),
+    metavar="N",
+    help="With --plain: so often all ranks start again after one has failed. Default: 0.",
+)
 @click.option(
     "--resume",
     is_flag=True,
@@ -88,6 +96,8 @@ def command(
     dry_run: bool,
     no_preflight: bool,
     stop_timeout: float,
+    plain: bool,
+    max_restarts: int | None,
     resume: bool,
 ) -> int:
     """Train SCRIPT with one rank per device, here or on a cluster.
@@ -97,7 +107,7 @@ def command(
     """
     script: tuple[str, ...] = ctx.meta["flodl.script"]
     if resume:
-        if local is not None or cluster_file is not None or len(script) > 1:
+        if local is not None or cluster_file is not None or plain or len(script) > 1:
             raise click.UsageError("--resume takes a run: script, its arguments and the cluster are that run's.", ctx)
         options = LaunchOptions((), name, detach, dry_run, not no_preflight, stop_timeout)
         return _again(script[0] if script else None, options)
@@ -107,7 +117,10 @@ def command(
         raise click.UsageError("Option -m needs a module's name.", ctx)
     if local is not None and cluster_file is not None:
         raise click.UsageError("--local and -c exclude each other.", ctx)
-    options = LaunchOptions(script, name, detach, dry_run, not no_preflight, stop_timeout)
+    if max_restarts is not None and not plain:
+        raise click.UsageError("--max-restarts needs --plain: a run with the engine survives losses without.", ctx)
+    plan = PlainPlan(max_restarts or 0) if plain else None
+    options = LaunchOptions(script, name, detach, dry_run, not no_preflight, stop_timeout, plain=plan)
     return launch(_cluster(local, cluster_file), options)
 
 

@@ -20,7 +20,7 @@ WATCH_EVERY_S: Final = 1.0
 @click.option("-w", "--watch", is_flag=True, help="Again every second, until the run ends.")
 @click.option("--json", "as_json", is_flag=True, help="state.json as it is; with --watch one line each.")
 def command(run: str | None, addr: str | None, watch: bool, as_json: bool) -> int:
-    """Show phase, hosts, and each rank's rate, share, step and loss.
+    """Show phase, hosts, and each rank's rate, share, step and loss; of a plain run, how long each rank has run.
 
     RUN is a run's id, its beginning, or its name; default: the latest live run, else the latest.
     """

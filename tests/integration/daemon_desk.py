@@ -16,7 +16,7 @@ import psutil
 from flodl.launch.bootstrap import Bootstrap, Liveness
 from flodl.launch.local import LocalDaemon, start_local
 from flodl.launch.plan import HostKind, HostPlan
-from flodl.messages import Beat, Device, Heard, HostHello, LogChunk, Message, RankSpec, SpawnRanks
+from flodl.messages import Beat, Device, Heard, HostHello, LogChunk, Message, PlainGroup, RankSpec, SpawnRanks
 from flodl.runtime.certificate import Security
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.line import Line
@@ -74,9 +74,11 @@ class Desk:
         assert self.stream is not None
         self.stream.send(message)
 
-    def spawn(self, count: int = 1) -> None:
+    def spawn(self, count: int = 1, restart: int | None = None) -> None:
+        """``restart``: ranks of a plain run, started for so many times before."""
         specs = tuple(RankSpec(rank, rank, Device("cpu", rank)) for rank in range(count))
-        self.send(SpawnRanks(count, specs))
+        plain = None if restart is None else PlainGroup("127.0.0.1", 29400, 0, 1, restart, 3, ())
+        self.send(SpawnRanks(count, specs, plain))
 
     async def until(self, predicate: Callable[[], Any]) -> None:
         """Return when something has come after which ``predicate`` holds."""

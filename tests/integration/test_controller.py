@@ -20,7 +20,7 @@ from flodl.launch import rundir
 from flodl.launch.bootstrap import Bootstrap, Liveness
 from flodl.launch.control import ControllerClient
 from flodl.launch.document import dump, load
-from flodl.launch.plan import HostKind, HostPlan, JoinPlan, RunSpec
+from flodl.launch.plan import HostKind, HostPlan, JoinPlan, PlainPlan, RunSpec
 from flodl.launch.rundir import RunDir
 from flodl.messages import (
     AskBootstrap,
@@ -33,12 +33,17 @@ from flodl.messages import (
     LeaveWanted,
     LogChunk,
     Message,
+    PickPort,
+    PortPicked,
+    RankExited,
     SpawnRanks,
     StopHost,
+    StopRanks,
     StoreReply,
     StoreRequest,
     ToClient,
     ToDaemon,
+    ToHead,
 )
 from flodl.runtime.blocking import BlockingFrames
 from flodl.runtime.dial import Controller, Identity, connect_bulk, connect_control
@@ -81,6 +86,7 @@ class Site:
             stop_timeout_s=0.2,
             join=JoinPlan(token_file=str(join_file)),
             spawns_head=False,
+            plain=changes.pop("plain", None),
         )
         assert not changes
         self.run.write("run.json", dump(spec))
@@ -323,12 +329,18 @@ def test_a_bulk_connection_that_comes_before_its_hello_waits_for_it(at: At) -> N
     at(scenario)
 
 
-@pytest.mark.parametrize("word", ["beat", "stopped", "hello"])
+@pytest.mark.parametrize("word", ["beat", "stopped", "port", "hello"])
 def test_a_host_cannot_speak_for_another(at: At, word: str) -> None:
     async def scenario(site: Site) -> None:
         a, b = await site.daemon("node-a"), await site.daemon("node-b", hello=False)
         assert await a.is_heard()
-        a.say({"beat": Beat("node-b", ()), "stopped": HostStopped("node-b", ""), "hello": b.hello}[word])
+        words = {
+            "beat": Beat("node-b", ()),
+            "stopped": HostStopped("node-b", ""),
+            "port": PortPicked("node-b", 1, 1, "", False, ""),
+            "hello": b.hello,
+        }
+        a.say(words[word])
         assert not await a.is_heard()
         b.say(b.hello)
         assert await b.is_heard()
@@ -359,6 +371,38 @@ async def _hears(host: FakeDaemon, kind: type[Any]) -> bool:
             await host.hear(kind)
             return True
     return False
+
+
+def test_a_plain_run_has_no_head_and_starts_its_ranks_again(at: At) -> None:
+    async def scenario(site: Site) -> None:
+        a, b = await site.daemon("node-a"), await site.daemon("node-b")
+        for restart in range(2):
+            asked = await a.hear(PickPort)
+            a.say(PortPicked("node-a", asked.start, 29400 + restart, "", False, ""))
+            for host in (a, b):
+                order = await host.hear(SpawnRanks)
+                assert (order.plain.restart, order.plain.master_port) == (restart, 29400 + restart)
+            assert (await site.state())["phase"] == "running"
+            if restart == 0:
+                b.say(RankExited(1, 3, 0, False))
+                await a.hear(StopRanks)
+                a.say(RankExited(0, 0, 15, True))
+        info = site.run.controller()
+        assert info is not None
+        head = Identity("run-1", site.run.read_token(), Role.HEAD, "")
+        stream, _ = await connect_control(Controller(info.address, info.port), head, ToHead)
+        with pytest.raises(ConnectionLost):
+            await stream.receive()
+        await stream.close()
+        for host, rank in ((a, 0), (b, 1)):
+            host.say(RankExited(rank, 0, 0, False))
+        for host in (a, b):
+            await host.hear(StopHost)
+            host.say(HostStopped(host.host, "told"))
+        found = await site.outcome()
+        assert (found["status"], found["exit_code"], len(found["losses"])) == ("completed", 0, 1)
+
+    at(scenario, plain=PlainPlan(1))
 
 
 def test_a_stranger_hears_why_it_may_not_join(at: At) -> None:

@@ -13,7 +13,18 @@ from typing import Any
 import psutil
 import pytest
 
-from flodl.messages import Beat, HostStopped, KillRank, RankExited, StateSent, StopHost, StopWanted
+from flodl.messages import (
+    Beat,
+    HostStopped,
+    KillRank,
+    PickPort,
+    PortPicked,
+    RankExited,
+    StateSent,
+    StopHost,
+    StopRanks,
+    StopWanted,
+)
 from tests.integration.daemon_desk import Desk, desk
 
 SUSPECT_S = 10.0  # the silence that counts (docs/operations.md); the beats are due every second
@@ -186,6 +197,81 @@ def test_ranks_leave_no_descriptor_zombie_or_file_in_the_daemon(tmp_path: Path) 
         assert psutil.Process(daemon).children() == []
         assert sorted(path.name for path in tmp_path.iterdir()) == ["daemon.log", "script.py"]
         assert b"".join(at_desk.output[rank, "stdout"] for rank in range(8)) == b"x\n" * 8
+
+    at(tmp_path, scenario)
+
+
+# --------------------------------------------------------------------------------------------------------- plain runs
+def test_output_of_a_rank_that_is_started_again_goes_on_behind_what_it_printed_before(tmp_path: Path) -> None:
+    script = """
+import os, sys
+count = os.environ["TORCHELASTIC_RESTART_COUNT"]
+sys.stdout.write(count * 3_000_000)
+sys.stderr.write("words " + count)
+"""
+
+    async def scenario(at_desk: Desk) -> None:
+        await at_desk.start(script)
+        for restart in range(3):
+            at_desk.spawn(restart=restart)
+            ended = await at_desk.until_said(RankExited, restart + 1)
+            assert (ended.rank, ended.code, ended.by_us) == (0, 0, False)
+        await at_desk.until(lambda: len(at_desk.output.get((0, "stdout"), ())) == 9_000_000)
+        assert at_desk.text() == "".join(str(restart) * 3_000_000 for restart in range(3))
+        assert await at_desk.until_text("words 2", stream="stderr") == "words 0words 1words 2"
+
+    at(tmp_path, scenario)
+
+
+def test_rank_of_a_plain_run_inherits_nothing_and_says_so_when_it_cannot_start_again(tmp_path: Path) -> None:
+    script = """
+import os, time
+print(sorted(map(int, os.listdir("/proc/self/fd")))[:-1], os.environ["FLODL_ROLE"])
+while os.listdir("room"):
+    time.sleep(0.01)
+os.rmdir("room")
+"""
+
+    async def scenario(at_desk: Desk) -> None:
+        (tmp_path / "room").mkdir()
+        await at_desk.start(script, spool_dir=str(tmp_path / "room"))
+        at_desk.spawn(restart=0)
+        await at_desk.until_said(RankExited)
+        assert at_desk.text() == "[0, 1, 2] plain\n"
+        at_desk.spawn(restart=1)
+        at_desk.spawn(restart=2)
+        assert (await at_desk.until_said(RankExited, 3)).code == 127
+        assert at_desk.text(stream="stderr").count("flodl: rank 0 does not start on host node-a") == 2
+
+    at(tmp_path, scenario)
+
+
+def test_ranks_are_stopped_with_all_that_they_started_and_the_daemon_serves_on(tmp_path: Path) -> None:
+    async def scenario(at_desk: Desk) -> None:
+        await at_desk.start(STUBBORN, ("cpu", "cpu"))
+        at_desk.spawn(2, restart=0)
+        numbers = [pid for rank in range(2) for pid in await pids(at_desk, rank)]
+        at_desk.send(StopRanks("rank 1 failed", 0.3))
+        ends = [await at_desk.until_said(RankExited, count) for count in (1, 2)]
+        assert {(end.signal, end.by_us) for end in ends} == {(signal.SIGKILL, True)}
+        await until_gone(*numbers)
+        before = len(at_desk.text())
+        at_desk.spawn(2, restart=1)
+        await at_desk.until(lambda: len(at_desk.text()) > before)
+        at_desk.send(StopHost("enough", 0.3))
+        assert await at_desk.end() == 0
+
+    at(tmp_path, scenario)
+
+
+def test_port_is_picked_on_demand(tmp_path: Path) -> None:
+    async def scenario(at_desk: Desk) -> None:
+        await at_desk.start(SLEEP)
+        at_desk.send(PickPort(1, "127.0.0.1"))
+        picked = await at_desk.until_said(PortPicked)
+        assert (picked.host, picked.start, picked.address, picked.was_taken) == ("node-a", 1, "127.0.0.1", False)
+        at_desk.send(PickPort(2, ""))
+        assert (await at_desk.until_said(PortPicked, 2)).port not in (0, picked.port)
 
     at(tmp_path, scenario)
 

@@ -41,6 +41,7 @@ UseDNS no
 PermitRootLogin yes
 PasswordAuthentication no
 MaxStartups 100
+Subsystem sftp internal-sftp
 """
 
 

@@ -39,6 +39,11 @@ def fdl(*args: str) -> Result:
         (["--bogus", "t.py"], ["--bogus"], ["t.py"]),
         (["--stop-timeout", "5", "-"], ["--stop-timeout", "5"], ["-"]),
         (["-d"], ["-d"], []),
+        (
+            ["--plain", "--max-restarts", "3", "t.py", "--plain"],
+            ["--plain", "--max-restarts", "3"],
+            ["t.py", "--plain"],
+        ),
     ],
 )
 def test_command_line_is_cut_at_the_script(args: list[str], own: list[str], script: list[str] | None) -> None:
@@ -56,6 +61,14 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
     assert shlex.split(ranks)[2:] == ["t r.py", *words]
 
 
+def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    result = fdl("launch", "--dry-run", "--local", "2", "--plain", "--max-restarts", "3", "train.py")
+    assert result.exit_code == 0, result.output
+    assert "plain       no head, no engine; max_restarts: 3" in result.output
+    assert "\nhead " not in result.output
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -65,7 +78,9 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["launch", "-m"], "module"),
         (["launch", "--local", "0", "train.py"], "--local"),
         (["launch", "--local", "1", "-c", "x.yml", "train.py"], "exclude"),
-        (["launch", "--plain", "train.py"], "--plain"),
+        (["launch", "--max-restarts", "3", "train.py"], "--max-restarts needs --plain"),
+        (["launch", "--plain", "--max-restarts", "-1", "train.py"], "--max-restarts"),
+        (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
         (["wibble"], "There are: checkpoint, config, daemon, drain, join, join-config, launch"),
         (["status", "--bogus"], "--bogus"),
@@ -74,14 +89,14 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
         (["join", "--devices", ""], "expected all"),
         (["join", "--host", "a/b"], "without blanks and slashes"),
         (["join", "--token-file", "token"], "HOST:PORT"),
-        (["join", "--ssh", "boss"], "--ssh needs --token-file"),
-        (["join", "-i", "/dev/null"], "-i needs --ssh"),
-        (["join-config", "a b"], "expected a host name"),
-        (["join-config", "../x"], "expected a host name"),
         (["join", "--persist", "boss:1337"], "--token-file"),
         (["join", "--persist", "--token-file", "token"], "HOST:PORT"),
         (["daemon", "install"], "--system or --user"),
         (["daemon", "run", "--tls", "maybe"], "--tls"),
+        (["join", "--ssh", "boss"], "--ssh needs --token-file"),
+        (["join", "-i", "/dev/null"], "-i needs --ssh"),
+        (["join-config", "a b"], "expected a host name"),
+        (["join-config", "../x"], "expected a host name"),
     ],
 )
 def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) -> None:

@@ -117,6 +117,17 @@ def test_status_of_a_run_that_ends_says_why_and_whom_it_waits_for() -> None:
     assert "waiting" not in status_text(gone, "n", io.StringIO())
 
 
+def test_status_of_a_plain_run_shows_ranks_and_uptimes_and_no_figure_that_nobody_knows() -> None:
+    rank = {"rank": 0, "host": "a", "device": "cpu:0", "state": "live", "rss_bytes": 5, "uptime_s": 185.0}
+    dead = {**rank, "rank": 1, "state": "dead", "uptime_s": 2.0, "reason": "ended by signal 9"}
+    plain = {"restarts": 1, "max_restarts": 3, "uptime_s": 185.0}
+    text = status_text({"run_id": "r", "phase": "running", "plain": plain, "ranks": [rank, dead]}, "ddp", io.StringIO())
+    lines = text.splitlines()
+    assert lines[:2] == ["run r (ddp)  running", "1 of 2 ranks alive  restart 1 of 3  up 3m05s"]
+    assert lines[3].split() == ["RANK", "HOST", "DEVICE", "STATE", "UP", "WHY"]
+    assert lines[5].split() == ["1", "a", "cpu:0", "dead", "2.0s", "ended", "by", "signal", "9"]
+
+
 def test_status_copes_with_a_snapshot_of_which_little_is_known() -> None:
     little = {"run_id": "x", "phase": "waiting", "ranks": None, "hosts": "?"}
     assert status_text(little, "n", io.StringIO()) == "run x (n)  waiting"

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from flodl.config.cluster import Override, find_cluster_file, load_cluster, parse_cluster, schema, show, unsupported
-from flodl.config.model import ClusterSpec, ControllerSpec, SshSpec, SyncSpec, WorkerSpec
+from flodl.config.model import ClusterSpec, ControllerSpec, JoinSpec, SshSpec, WorkerSpec
 from flodl.config.problems import ClusterError, ClusterFileError, Problem
 from flodl.config.relations import resolve_nothing
 
@@ -17,8 +17,7 @@ LATER = """\
 cluster:
   controller: {host: 10.0.0.1, join: {start: hybrid}}
   workers:
-    - {host: a, daemon: managed}
-  sync: {mode: rsync}
+    - {host: a}
 """
 
 
@@ -60,19 +59,17 @@ def test_settings_of_later_versions_parse_and_are_named_with_their_place() -> No
 
     assert [(one.key, one.position, one.read) for one in later] == [
         ("cluster.controller.join.start", "f.yml:2:46", "hybrid"),
-        ("cluster.sync.mode", "f.yml:5:16", "rsync"),
     ]
     assert "does not do that yet" in str(ClusterError(later))
 
 
 def test_setting_of_a_later_version_built_in_code_has_no_line() -> None:
-    spec = ClusterSpec(
-        controller=ControllerSpec(host="h"), workers=(WorkerSpec(host="a"),), sync=SyncSpec(mode="rsync")
-    )
+    join = JoinSpec(start="manual")
+    spec = ClusterSpec(controller=ControllerSpec(host="h", join=join), workers=(WorkerSpec(host="a"),))
 
     (problem,) = unsupported(spec)
 
-    assert (problem.position, problem.key) == ("cluster built in code", "cluster.sync.mode")
+    assert (problem.position, problem.key) == ("cluster built in code", "cluster.controller.join.start")
 
 
 def test_every_value_is_shown_with_its_origin() -> None:
@@ -123,9 +120,8 @@ def test_example_of_the_operations_guide_parses() -> None:
 
     spec = parse_cluster(text.encode(), "f.yml", resolve_nothing)
 
-    assert [one.key for one in unsupported(spec)] == [
-        "cluster.sync.mode",
-    ]
+    assert unsupported(spec) == []
+    assert spec.sync.mode == "rsync"
 
 
 def test_specs_are_frozen_and_compare_without_their_source() -> None:

@@ -5,6 +5,7 @@ import pytest
 from flodl.config.builder import local_cluster
 from flodl.controller.clients import MAX_SOURCE_CHARS, ClientDesk
 from flodl.core.events import DrainAsked, StopAsked
+from flodl.core.plain import NO_DRAIN
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import load
 from flodl.launch.plan import LaunchRequest, plan
@@ -20,6 +21,7 @@ from flodl.messages import (
 )
 from flodl.wire.codec import decode, encode
 from tests.unit.core.cohort import Cohort
+from tests.unit.core.test_plain import Plain
 
 
 def desk(cohort: Cohort) -> ClientDesk:
@@ -56,6 +58,19 @@ def test_long_name_of_a_client_does_not_reach_the_log_whole(training: Cohort) ->
     _, event = desk(training).answer(DrainRequest("b", "a\n" * 9999))
     assert isinstance(event, DrainAsked)
     assert event.source == "a?" * (MAX_SOURCE_CHARS // 2)
+
+
+def test_plain_run_is_stopped_like_any_other_and_neither_drained_nor_joined() -> None:
+    core = Plain().run().core
+    asked = LaunchRequest("run-1", 0.0, ("train.py",), "/proj", "python", frozenset({"localhost"}))
+    plain = ClientDesk(core, plan(local_cluster(1), asked))
+    assert plain.answer(StopRequest("fdl stop", False, 143)) == (
+        StopAccepted("running"),
+        StopAsked("fdl stop", False, 143),
+    )
+    assert plain.answer(DrainRequest("b", "fdl drain")) == (Declined(NO_DRAIN, is_early=False), None)
+    reason = "a plain run keeps the ranks that it has started with"
+    assert plain.answer(AskBootstrap("c")) == (Declined(reason, is_early=False), None)
 
 
 def test_machine_that_wants_to_join_gets_its_bootstrap(training: Cohort) -> None:

@@ -5,6 +5,7 @@ import pytest
 from flodl.core.actions import (
     CancelStream,
     EmptyInbox,
+    HoldPort,
     HostAction,
     KillRankTree,
     Leave,
@@ -22,6 +23,7 @@ from flodl.core.events import (
     ControllerSaid,
     HostEvent,
     LogsShipped,
+    PortHeld,
     RankEnded,
     RankSaid,
     Signalled,
@@ -30,7 +32,7 @@ from flodl.core.events import (
     SumReturned,
     Ticked,
 )
-from flodl.core.host import HostCore, HostSettings, HostState
+from flodl.core.host import HostCore, HostSettings, HostState, Measured
 from flodl.core.preemption import DAEMON
 from flodl.errors import InvariantViolation
 from flodl.ids import RankId, RoundKey
@@ -49,6 +51,9 @@ from flodl.messages import (
     LoadState,
     MinReached,
     OpenRound,
+    PickPort,
+    PlainGroup,
+    PortPicked,
     RankAlive,
     RankBeat,
     RankError,
@@ -64,6 +69,7 @@ from flodl.messages import (
     StateLoaded,
     StateSent,
     StopHost,
+    StopRanks,
     StopWanted,
     ToDaemon,
 )
@@ -153,9 +159,10 @@ def test_beat_tells_what_is_known_of_each_running_rank() -> None:
     host = Host()
     host.post(RankSaid(4, RankAlive(4, 17)), 100.6)
     host.post(RankEnded(5, 0, 9), 100.7)
-    host.core.update_processes({4: (77, 1 << 20), 9: (5, 5)})
+    host.core.update_processes({4: Measured(77, 1 << 20, True), 9: Measured(5, 5)})
     assert host.core.next_deadline_s() == 101.0
-    assert host.core.handle(Ticked(), 101.1) == [SendController(Beat("a", (RankBeat(4, True, 500, 17, 1 << 20, 77),)))]
+    beat = RankBeat(4, True, 500, 17, 1 << 20, 77, True)
+    assert host.core.handle(Ticked(), 101.1) == [SendController(Beat("a", (beat,)))]
     assert host.core.next_deadline_s() == 102.1
 
 
@@ -182,6 +189,44 @@ def test_end_or_kill_of_a_stranger_is_nothing() -> None:
     host = Host()
     assert host.post(RankEnded(9, 0, 0)) == []
     assert host.hear(KillRank(9, "silent")) == []
+
+
+# ---------------------------------------------------------------------------------------------------------- plain runs
+def test_ranks_of_a_plain_run_are_stopped_and_the_host_stays() -> None:
+    host = Host()
+    assert host.hear(StopRanks("rank 0 failed", 5.0)) == [TerminateRank(4), TerminateRank(5)]
+    assert host.hear(StopRanks("rank 0 failed", 5.0)) == []
+    assert host.post(RankEnded(4, 0, 15)) == [SendController(RankExited(4, 0, 15, by_us=True))]
+    assert host.post(Ticked(), 105.4) == []
+    assert host.post(Ticked(), 105.5) == [KillRankTree(5)]
+    assert host.core.state is HostState.SERVING
+
+
+def test_ranks_that_are_started_again_are_not_killed_for_those_before() -> None:
+    host = Host()
+    group = PlainGroup("127.0.0.1", 29400, 0, 1, 1, 3, ())
+    host.hear(StopRanks("rank 0 failed", 5.0))
+    host.post(RankEnded(4, 0, 15))
+    host.post(RankEnded(5, 1, 0))
+    assert host.hear(SpawnRanks(2, SPECS, group)) == [SpawnRank(spec, 2, 2, group) for spec in SPECS]
+    assert host.post(Ticked(), 106.0) == []
+    assert host.post(RankEnded(4, 1, 0), 106.0) == [SendController(RankExited(4, 1, 0, by_us=False))]
+
+
+def test_host_that_stops_while_its_ranks_are_stopped_gives_them_no_more_time() -> None:
+    host = Host()
+    host.hear(StopRanks("rank 0 failed", 5.0))
+    assert host.hear(StopHost("the end", 30.0)) == []
+    assert host.hear(StopRanks("rank 0 failed", 1.0)) == []
+    assert host.post(Ticked(), 105.5) == [KillRankTree(4), KillRankTree(5)]
+
+
+def test_port_is_held_on_demand_and_told() -> None:
+    host = Host(ranks=False)
+    assert host.hear(PickPort(2, "10.0.0.2")) == [HoldPort(2, "10.0.0.2")]
+    assert host.post(PortHeld(2, 29400, "10.0.0.1", True, "")) == [
+        SendController(PortPicked("a", 2, 29400, "10.0.0.1", True, ""))
+    ]
 
 
 # -------------------------------------------------------------------------------------------------------------- states

@@ -4,8 +4,19 @@ import json
 
 from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
-from flodl.messages import Beat, HostStopped, Mode, RankBeat, RankExited, RankFinished, StateSent, WindowDone
+from flodl.messages import (
+    Beat,
+    HostStopped,
+    Mode,
+    RankBeat,
+    RankExited,
+    RankFinished,
+    StateSent,
+    StopRanks,
+    WindowDone,
+)
 from tests.unit.core.cohort import Cohort, hello
+from tests.unit.core.test_plain import Plain
 
 
 def test_run_that_waits_for_hosts_has_a_view() -> None:
@@ -96,3 +107,43 @@ def test_host_that_leaves_and_one_that_came_later_are_seen() -> None:
         ("a", "draining"), ("b", "alive"), ("c", "alive"),
     ]  # fmt: skip
     assert (view["hosts"][2]["ranks"], view["hosts"][2]["cores"]) == ([3], 4)
+
+
+def test_plain_run_has_ranks_and_uptimes_and_no_figures_of_an_engine() -> None:
+    run = Plain(max_restarts=2).run()
+    run.say(Beat("b", (RankBeat(1, False, 3, 0, 4096, 77), RankBeat(2, False, 3, 0, 4096, 78, True))), "b")
+    run.now_s = 4.0
+    run.exit(0)
+    view = snapshot(run.core, 6.0)
+    json.dumps(view)
+    assert (view["schema"], view["phase"]) == (SCHEMA, "running")
+    assert view["plain"] == {"restarts": 0, "max_restarts": 2, "uptime_s": 5.0}
+    frozen = "stopped by a signal; on its host, kill -CONT 78 lets it go on"
+    assert (view["ranks"][2]["state"], view["ranks"][2]["reason"]) == ("frozen", frozen)
+    assert view["ranks"][:2] == [
+        {
+            "rank": 0, "host": "a", "device": "cpu:0", "device_name": "", "state": "finished", "reason": "",
+            "pid": None, "rss_bytes": None, "uptime_s": 3.0,
+        },
+        {
+            "rank": 1, "host": "b", "device": "cpu:0", "device_name": "", "state": "live", "reason": "",
+            "pid": 77, "rss_bytes": 4096, "uptime_s": 5.0,
+        },
+    ]  # fmt: skip
+    assert [(host["host"], host["state"], host["ranks"]) for host in view["hosts"]] == [
+        ("a", "alive", [0]),
+        ("b", "alive", [1, 2]),
+    ]
+    assert (view["absent"], view["losses"], view["ending"], view["message"]) == ([], [], None, "")
+    assert not {"version", "cadence", "num_epochs", "mode"} & set(view)
+
+
+def test_whom_a_plain_run_waits_for_is_seen_while_it_stops_or_gathers() -> None:
+    run = Plain(max_restarts=1).run()
+    run.held.add(StopRanks)
+    seen = [snapshot(run.core, run.now_s)["waits_for"]]
+    run.post(HostDropped("b", "eof"))
+    seen.append(snapshot(run.core, run.now_s)["waits_for"])
+    run.exit(0, by_us=True)
+    seen.append(snapshot(run.core, run.now_s)["waits_for"])
+    assert seen == [[], ["rank 0 on a"], ["host b"]]

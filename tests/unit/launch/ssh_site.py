@@ -38,6 +38,7 @@ class SshSite:
     connections: int = 0
     drop_first: int = 0
     forwards: bool = True
+    has_sftp: bool = True
     commands: list[str] = field(default_factory=list)
     sessions: list[asyncssh.SSHServerConnection] = field(default_factory=list)
     host_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
@@ -66,7 +67,10 @@ class SshSite:
         return SshSpec(**{**values, **changes})  # type: ignore[arg-type]
 
     def host(self, folder: Path, python: str, **ssh: object) -> HostPlan:
-        return HostPlan("box", HostKind.SSH, ("cpu",), python, str(folder), ("t.py",), ssh=self.spec(**ssh))
+        settings = self.spec(**ssh)
+        return HostPlan(
+            "box", HostKind.SSH, ("cpu",), python, str(folder), ("t.py",), ssh=settings, project=str(folder)
+        )
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["SshSite"]:
@@ -93,6 +97,7 @@ class SshSite:
             server_host_keys=[self.host_key],
             authorized_client_keys=authorized,
             process_factory=self._run,
+            sftp_factory=self.has_sftp,
             encoding=None,
         )
         self.port = server.get_port()

@@ -10,7 +10,7 @@ from flodl.errors import CheckpointError, ConfigError
 from flodl.launch import rundir
 from flodl.launch.document import dump
 from flodl.launch.launcher import LaunchOptions, local_request
-from flodl.launch.plan import RunSpec, plan
+from flodl.launch.plan import PlainPlan, RunSpec, plan
 from flodl.launch.resumption import plan_resumption
 from flodl.launch.rundir import RunDir, own_info
 from tests.bundles import weights, write_bundle
@@ -90,6 +90,11 @@ def test_checkpoint_that_the_run_began_with_and_has_not_replaced_is_its_own(spec
     save(tmp_path / "run")
     _, stem = plan_resumption(old_run(replace(spec, created_s=9e9), "run", "run"), OPTIONS)
     assert stem == tmp_path / "run"
+
+
+def test_plain_run_is_refused(spec: RunSpec) -> None:
+    with pytest.raises(ConfigError, match="was a plain run"):
+        plan_resumption(old_run(replace(spec, plain=PlainPlan(2))), OPTIONS)
 
 
 def test_live_run_is_refused(spec: RunSpec) -> None:

@@ -54,6 +54,18 @@ def test_live_line_before_training_is_the_phase() -> None:
     assert Progress().line({"phase": "waiting", "num_epochs": None}, 0.0) == "waiting"
 
 
+def test_live_line_of_a_plain_run_counts_its_ranks() -> None:
+    state = {
+        "phase": "running",
+        "plain": {"restarts": 0, "max_restarts": 0, "uptime_s": 61.0},
+        "ranks": [{"state": "live"}, {"state": "finished"}],
+    }
+    assert Progress().line(state, 0.0) == "running  1 of 2 ranks alive  up 1m01s"
+    frozen = {**state, "ranks": [{"state": "live"}, {"state": "frozen"}]}
+    assert Progress().line(frozen, 0.0) == "running  2 of 2 ranks alive, 1 frozen  up 1m01s"
+    assert Progress().line({**state, "ranks": []}, 0.0) == "running"
+
+
 def test_rate_forgets_what_is_long_past() -> None:
     progress = Progress()
     state = {"phase": "training", "epoch": 0, "num_epochs": 1, "epoch_samples": 1000}
@@ -177,6 +189,22 @@ def test_own_frames_are_shown_on_request(monkeypatch: pytest.MonkeyPatch, wish: 
     monkeypatch.setenv("FDL_TRACEBACK", wish)
     assert is_shown(f"{MARK}Traceback (most recent call last):") is is_there
     assert is_shown("Traceback (most recent call last):")
+
+
+@pytest.mark.parametrize(
+    ("said", "raised"),
+    [
+        ("[rank2]: Traceback (most recent call last):\n[rank2]:   A\n[rank2]: KeyError: 7\nbye\n", ": KeyError: 7"),
+        ("Traceback (most recent call last):\n  A\nE: 1\nTraceback (most recent call last):\n  B\nE: 2\n", ": E: 2"),
+        ("no traceback\n", ""),
+        ("Traceback (most recent call last):\n  cut", ""),
+    ],
+)
+def test_headline_of_a_rank_that_exited_names_what_it_raised(run: RunDir, said: str, raised: str) -> None:
+    (run.logs / "rank2.stderr.log").write_text(said)
+    failure = {**FAILURE, "kind": "exit", "error": "exited with code 1"}
+    lines = describe_outcome(run, {"status": "failed", "message": "", "failure": failure}, {})
+    assert lines[1] == f"first failure: rank 2 on node-b: exited with code 1{raised}"
 
 
 def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:

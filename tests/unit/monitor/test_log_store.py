@@ -64,6 +64,21 @@ def test_repeated_bytes_are_dropped(store: LogStore, tmp_path: Path) -> None:
     assert store.count == 2
 
 
+def test_another_daemon_goes_on_where_the_last_one_ended(store: LogStore, tmp_path: Path) -> None:
+    store.append(0, "stdout", 0, b"abc")
+    store.append(1, "stdout", 0, b"x")
+    store.rebase(0)
+    store.rebase(7)
+    for _ in range(2):
+        store.append(0, "stdout", 0, b"de")
+        store.append(1, "stdout", 0, b"x")
+    store.append(0, "stdout", 2, b"f")
+    store.append(0, "stderr", 0, b"new")
+    assert (tmp_path / "rank0.stdout.log").read_bytes() == b"abcdef"
+    assert (tmp_path / "rank0.stderr.log").read_bytes() == b"new"
+    assert (tmp_path / "rank1.stdout.log").read_bytes() == b"x"
+
+
 def test_a_gap_is_marked_and_what_follows_keeps_its_place_in_the_stream(store: LogStore, tmp_path: Path) -> None:
     store.append(0, "stdout", 0, b"abc")
     store.append(0, "stdout", 10, b"def\n")

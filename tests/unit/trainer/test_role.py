@@ -57,6 +57,11 @@ def test_a_process_that_inherited_the_ticket_is_told_of_the_missing_guard() -> N
         role(FLODL_ROLE="taken:78")
 
 
+def test_a_script_with_a_trainer_is_told_to_leave_plain_out() -> None:
+    with pytest.raises(UsageError, match="leave --plain out"):
+        role(FLODL_ROLE="plain")
+
+
 @pytest.mark.parametrize("text", ["rank:", "rank:[1]", "rank:{", "king:{}", "rank"])
 def test_an_unreadable_ticket_is_refused(text: str) -> None:
     with pytest.raises(ProtocolError, match="unset it to run"):
