@@ -95,6 +95,39 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
     run.wait_until_clean()
 
 
+def test_manual_start_waits_for_walk_ins_and_for_the_word(fdl: Fdl, three: Lab, tmp_path: Path, log: Path) -> None:
+    port = three.free_port()
+    join = {"start": "manual", "min_rank_start": 3, "elastic": True}
+    cluster = three.cluster(tmp_path / "c.yml", [], port, controller={"join": join})
+    for host in three.hosts:
+        assert fdl.call("join-config", host.name, "-c", str(cluster)).returncode == 0
+    run = launch(fdl, cluster, log)
+    run.wait_for_event("window_open")
+    kits = Path(fdl.env["FDL_STATE_HOME"]) / "walk-ins"
+    guests = []
+    try:
+        for count, host in enumerate(three.hosts):
+            early = fdl.call("start")
+            assert (early.returncode, f"too few ranks: {count} of 3 ranks are there" in early.stderr) == (2, True)
+            own = ("--persist", "--token-file", kits / host.name / "daemon.token", "--devices", "cpu")
+            under = ("ip", "netns", "exec", host.name)
+            guests.append(fdl.join(run, f"{three.address}:{port}", *own, "--host", host.name, under=under))
+            fdl.wait_until(lambda want=count + 1: len(run.events("host_joined")) == want, 60, run.story)
+        run.wait_for_event("window_held")
+        assert run.events("spawning") == []
+
+        started = fdl.call("start")
+
+        assert started.returncode == 0, started.stderr
+        assert started.stdout.endswith(f"starts with 3 rank(s) on {', '.join(host.name for host in three.hosts)}\n")
+        check_merged(run, log, 3)
+    finally:
+        for guest in guests:
+            guest.process.terminate()
+    assert [guest.wait() for guest in guests] == [0, 0, 0]
+    run.wait_until_clean()
+
+
 # ----------------------------------------------------------------------------------------------- who does not get in
 def stranger(lab: Lab, host: Host, run: Launched, tls: str, *words: object) -> str:
     """What the controller answers to somebody on ``host``."""
