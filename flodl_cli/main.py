@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "join": "offer this machine's devices to a run, until it ends",
     "join-config": "make what a machine needs to walk in: token, key, settings",
     "launch": "train a script on this machine or on a cluster",
+    "probe": "check whether this machine and the hosts are ready for a run",
     "ps": "list runs, live and past",
     "start": "start a run whose join window is held",
     "status": "show a run's phase, hosts, ranks, rates and shares",

@@ -46,18 +46,23 @@ def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], stream: Tex
 
 
 def _text(parts: Sequence[RenderableType], stream: TextIO) -> str:
+    console = screen(stream)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text))
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
+
+
+def screen(stream: TextIO) -> Console:
+    """A console for ``stream``: with its width and colours where it is a terminal, else plain and as wide as needed."""
     is_screen = stream.isatty()
-    console = Console(
+    return Console(
         file=stream,
         force_terminal=is_screen,
         width=None if is_screen else UNBOUNDED_COLUMNS,
         color_system="auto" if is_screen and not os.environ.get("NO_COLOR") else None,
         highlight=False,
     )
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, Text))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
 def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:

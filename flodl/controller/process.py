@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
-from flodl.config.address import format_address, is_unspecified
+from flodl.config.address import format_address
 from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
@@ -28,7 +28,7 @@ from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
-from flodl.core.job import JobCore, JobSettings
+from flodl.core.job import JobCore, JobSettings, Phase
 from flodl.core.liveness import LivenessSettings
 from flodl.core.plain import PlainCore, PlainSettings
 from flodl.core.view import snapshot
@@ -75,6 +75,9 @@ FIRST_WORD_S: Final = 10.0
 
 FAREWELL_S: Final = 3.0
 """How long a host that was told to leave may take to read it; one that fell silent is cut off at once."""
+
+START_LOOK_S: Final = 0.1
+"""Between two looks whether the run starts without the hosts that preflight keeps out."""
 
 EXPIRE_S: Final = 0.5
 STATE_EVERY_S: Final = 1.0
@@ -139,7 +142,7 @@ class Controller:
         self._roster = Roster(
             spec,
             token,
-            self._dial_candidates(),
+            listening.announced(spec.advertise, sockets[0]),
             format_address(host, self._port),
             run.logs,
             self._driver.post,
@@ -186,9 +189,9 @@ class Controller:
                     tasks.create_task(self._write_state(), name="state"),
                 ]
                 self._announce()
-                services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
+                services.append(tasks.create_task(self._roster.bring_up_all(), name="roster"))
                 if self._head is not None:
-                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                    services.append(tasks.create_task(self._live_head(self._head), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
@@ -207,12 +210,17 @@ class Controller:
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
-    def _dial_candidates(self) -> tuple[str, ...]:
-        """What daemons dial: the configured address verbatim, else ours where we are bound to one."""
-        if self._spec.advertise:
-            return (format_address(self._spec.advertise, self._port),)
-        bound = self._sockets[0].getsockname()[0]
-        return () if is_unspecified(bound) else (format_address(bound, self._port),)
+    async def _live_head(self, head: HeadProcess | PromotedHead) -> None:
+        """A script that we start may do anything before ``Trainer.run``: it waits for preflight, and where that keeps a
+        host out, for the run's start without it. It is not started for a run that ends before.
+        """
+        while self._spec.spawns_head and self._core.phase is Phase.WAITING and not self._roster.is_clear.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._roster.is_clear.wait(), START_LOOK_S)
+        if self._spec.spawns_head and self._core.ending.is_decided:
+            self._driver.post(ev.HeadExited(0, 0))
+        else:
+            await head.live(self._driver.post)
 
     def _announce(self) -> None:
         started = process_started(os.getpid())

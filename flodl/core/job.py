@@ -421,8 +421,8 @@ class JobCore:
         return []
 
     def _is_guest(self, rank: RankId) -> bool:
-        """Whether this rank may fail without the run: a newcomer, or one of a walk-in while the others start."""
-        is_trial = self.phase is Phase.STAGING and self.startup.window.is_walk_in(self.membership[rank].host)
+        """Whether this rank may fail without the run: a newcomer, or one of a guest while the others start."""
+        is_trial = self.phase is Phase.STAGING and self.startup.window.is_guest(self.membership[rank].host)
         return rank in self.growth or is_trial
 
     def _dismiss_guest(self, rank: RankId, reason: str, now_s: float) -> list[JobAction]:

@@ -60,6 +60,17 @@ def mixture(hello: HostHello) -> str:
     return f"host {hello.host} offers {' and '.join(kinds)} devices; a plain run takes one kind per host"
 
 
+def shut_off(hellos: Sequence[HostHello]) -> str:
+    """Why these hosts cannot serve one plain run: its ranks reach each other by themselves. Empty when they can."""
+    tunnelled = [hello.host for hello in hellos if hello.tunnelled]
+    if len(hellos) < 2 or not tunnelled:
+        return ""
+    return (
+        f"a plain run needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        "controller only: leave the tunnel out"
+    )
+
+
 def meeting_point(hosts: Sequence[HostName], hellos: Mapping[HostName, HostHello]) -> tuple[str, str]:
     """Where the first of ``hosts`` can be reached by the others, and else whom it shall find that out with: an address
     of its own, or one of a peer; the other one is empty.

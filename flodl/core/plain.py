@@ -37,7 +37,7 @@ from flodl.core.events import (
 from flodl.core.finale import KILL_MARGIN_S, Finale
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse
 from flodl.core.membership import Membership
-from flodl.core.places import Places, meeting_point, mixture
+from flodl.core.places import Places, meeting_point, mixture, shut_off
 from flodl.core.preemption import stop_asked
 from flodl.core.restarts import Restarts
 from flodl.core.running_time import RunningTime
@@ -410,6 +410,10 @@ class PlainCore:
         self.restarts.give_up(failure)
         return self._end(now_s, self.settings.stop_grace_s)
 
+    def _refuse(self, reason: str, now_s: float) -> list[JobAction]:
+        self.ending.fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason)
+        return self._end(now_s, self.settings.stop_grace_s)
+
     def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
         self.phase, self._deadline_s = PlainPhase.ENDING, None
         return self._finale.stop_all(self.hosts, now_s, grace_s)
@@ -434,6 +438,8 @@ class PlainCore:
             case Verdict.WAIT:
                 return self.startup.hold()
             case Verdict.START:
+                if reason := shut_off(tuple(self.startup.window.joined.values())):
+                    return self._refuse(reason, now_s)
                 self._places = places = Places(self.startup.window.devices())
                 return [*self.startup.note_shortfall(), *self._pick_port(places)]
             case Verdict.FAIL:

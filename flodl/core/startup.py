@@ -20,6 +20,9 @@ from flodl.core.window import Absence, JoinSettings, JoinWindow, StartRule, Verd
 from flodl.ids import HostName, RankId, Version
 from flodl.messages import Admitted, HeadReady, HostHello, RankReady, RankSpec, Settings, SpawnRanks, StopHost
 
+STAGE_PREFLIGHT = "preflight"
+"""Of a host that was reached and found unfit; docs/operations.md lists the checks."""
+
 
 class Startup:
     """See the module docstring. ``grace_s`` is how long ranks wait for a head that is slower than they are."""
@@ -50,7 +53,7 @@ class Startup:
         """The host has come."""
         self.window.join(hello)
         self._liveness.watch_host(hello.host, now_s)
-        known = ", a host of no roster," if self.window.is_walk_in(hello.host) else ""
+        known = ", a host of no roster," if self.window.is_guest(hello.host) else ""
         detail = f"{hello.host}{known} joined with {len(hello.devices)} device(s): {self.window.tally()}"
         return [Record("host_joined", Severity.INFO, detail, {"host": hello.host, "address": hello.address})]
 
@@ -95,8 +98,11 @@ class Startup:
         lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
         if not absences:
             lines = ["every host of the roster is there\n  bring more hosts (fdl join), or lower join.min_rank_start"]
-        is_unreachable = any(absence.stage != "join" for absence in absences) and not self.window.has_expired(now_s)
-        code = end.EXIT_UNREACHABLE if is_unreachable else end.EXIT_TOO_FEW_RANKS
+        stages = {absence.stage for absence in absences} - {"join"}
+        if not stages or self.window.has_expired(now_s):
+            code = end.EXIT_TOO_FEW_RANKS
+        else:
+            code = end.EXIT_PREFLIGHT if stages == {STAGE_PREFLIGHT} else end.EXIT_UNREACHABLE
         host = absences[0].host if absences else ""
         return Failure(end.KIND_HOST, host, -1, "\n".join(lines), "", code, 0)
 
@@ -160,14 +166,14 @@ class Startup:
     @property
     def least(self) -> int:
         """Ranks that must be left until training begins: as the window says, else all of the roster's."""
-        return self.window.least or sum(not self.window.is_walk_in(member.host) for member in self._membership.all())
+        return self.window.least or sum(not self.window.is_guest(member.host) for member in self._membership.all())
 
     def outcasts(self) -> dict[RankId, str]:
-        """Ready ranks of walk-ins that do not train what the roster trains, or the head where no roster rank is: they
+        """Ready ranks of guests that do not train what the roster trains, or the head where no roster rank is: they
         are sent away, with the reason.
         """
         reports = self._reports()
-        guests = [report for report in reports if self.window.is_walk_in(self._membership[report.rank].host)]
+        guests = [report for report in reports if self.window.is_guest(self._membership[report.rank].host)]
         known = [report for report in reports if report not in guests]
         measures = known or [guest for guest in guests if fits_head(guest, self.head_ready)]
         if not measures:

@@ -100,7 +100,7 @@ class JoinWindow:
         """When it fails with fewer than ``least`` ranks."""
         return self._opened_s + self.settings.max_join_timeout_s
 
-    def is_walk_in(self, host: HostName) -> bool:
+    def is_guest(self, host: HostName) -> bool:
         """Whether no roster knows this host."""
         return host not in self.settings.roster
 
@@ -110,7 +110,7 @@ class JoinWindow:
         if host in self._joined:
             address = self._joined[host].address
             return f"host {host} has already joined this run, from {address}; another machine needs another name"
-        if self.is_walk_in(host) and not self.settings.is_elastic:
+        if self.is_guest(host) and not self.settings.is_elastic:
             roster = ", ".join(self.settings.roster)
             return f"host {host} is not in this run's roster ({roster}), and join.elastic is false"
         return ""
@@ -142,13 +142,13 @@ class JoinWindow:
 
     def fail(self, absence: Absence) -> None:
         """A host of the roster could not be brought up; one that has joined all the same stays."""
-        if absence.host not in self._joined and not self.is_walk_in(absence.host):
+        if absence.host not in self._joined and not self.is_guest(absence.host):
             self._absent[absence.host] = absence
 
     def devices(self) -> Sequence[tuple[HostName, Device]]:
-        """Every device offered, in the order of ranks: the cluster file's, or the roster's; walk-ins come last."""
+        """Every device offered, in the order of ranks: the cluster file's, or the roster's; guests come last."""
         offered = [(host, device) for host, hello in self.joined.items() for device in hello.devices]
-        known = [each for each in offered if not self.is_walk_in(each[0])]
+        known = [each for each in offered if not self.is_guest(each[0])]
         wanted = [rank for host in self.joined for rank in self.settings.ranks.get(host, ())]
         if len(wanted) != len(known):
             return offered
@@ -227,7 +227,7 @@ class JoinWindow:
         """How many are there, and how many there shall be."""
         if self.least:
             return f"{self.rank_count} of {self.least} ranks are there"
-        here = sum(not self.is_walk_in(host) for host in self._joined)
+        here = sum(not self.is_guest(host) for host in self._joined)
         more = f", and {len(self._joined) - here} more" if len(self._joined) > here else ""
         return f"{here} of {len(self.settings.roster)} hosts are there{more}"
 

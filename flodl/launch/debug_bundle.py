@@ -23,13 +23,15 @@ from typing import Any, Final
 
 from flodl import __version__
 from flodl.errors import ConfigError, FlodlError
-from flodl.launch.headline import last_lines
 from flodl.launch.rundir import RunDir, read_token_file
 from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token
 
 DEFAULT_LINES: Final = 1000
 LOG_BYTES: Final = 256 << 10
 """Of one log, and of the events."""
+
+MARGIN_BYTES: Final = 8 << 10
+"""Read before what is taken, so that a secret does not lie across its edge."""
 
 TOTAL_BYTES: Final = 16 << 20
 """Of all files before compression: what a bug tracker takes."""
@@ -74,7 +76,7 @@ def write_bundle(run: RunDir, target: Path, lines: int, facts: Mapping[str, Any]
         raise ConfigError(f"{target}: {error.strerror}; -o names another file") from None
     try:
         with open(descriptor, "wb") as file, tarfile.open(fileobj=file, mode="w:gz") as archive:
-            for name, data in _files(run, lines, facts or {}):
+            for name, data in _files(run, lines, facts or {}, blot):
                 clean = blot(data)
                 if len(clean) > room:
                     left_out.append(name)
@@ -141,7 +143,7 @@ def _base64(data: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------ contents
-def _files(run: RunDir, lines: int, facts: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+def _files(run: RunDir, lines: int, facts: Mapping[str, Any], blot: Blot) -> Iterator[tuple[str, bytes]]:
     """Every file, the most telling first: where there is no room the last ones are left out."""
     yield "versions.json", _document(_versions())
     asked = run.read_json("run.json")
@@ -154,9 +156,9 @@ def _files(run: RunDir, lines: int, facts: Mapping[str, Any]) -> Iterator[tuple[
             yield name, _document(found)
     for name, fact in facts.items():
         yield name, _document(fact)
-    yield from _tail(run.path / "events.jsonl", "events.jsonl", lines)
+    yield from _tail(run.path / "events.jsonl", "events.jsonl", lines, blot)
     for path in sorted(run.logs.glob("*.log"), key=_is_of_a_script):
-        yield from _tail(path, f"logs/{path.name}", lines)
+        yield from _tail(path, f"logs/{path.name}", lines, blot)
 
 
 def redacted(asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,10 +234,17 @@ def _versions() -> dict[str, Any]:
     }
 
 
-def _tail(path: Path, name: str, lines: int) -> Iterator[tuple[str, bytes]]:
-    found = last_lines(path, lines, LOG_BYTES) if lines else []
-    if found:
-        yield name, "".join(f"{line}\n" for line in found).encode("utf-8", "backslashreplace")
+def _tail(path: Path, name: str, lines: int, blot: Blot) -> Iterator[tuple[str, bytes]]:
+    """Secrets are blotted out before anything is cut, or half of one might be left."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES - MARGIN_BYTES))
+            data = file.read(LOG_BYTES + MARGIN_BYTES)
+    except OSError:
+        return
+    found = blot(data)[-LOG_BYTES:].rstrip(b"\n").split(b"\n")[-lines:] if lines else []
+    if any(found):
+        yield name, b"\n".join(found) + b"\n"
 
 
 def _is_of_a_script(path: Path) -> tuple[bool, bool, str]:

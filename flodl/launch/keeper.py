@@ -112,7 +112,7 @@ class _Keeper:
 
     async def live(self) -> int:
         """Until a signal."""
-        self._check_devices()
+        await self._check_devices()
         with self._signals_caught():
             self._service.tell(READY=1)
             pinging = asyncio.create_task(self._ping())
@@ -170,15 +170,15 @@ class _Keeper:
             stream.send(AskBootstrap(self._request.host))
             return await stream.receive()
 
-    def _check_devices(self) -> None:
+    async def _check_devices(self) -> None:
         """Raises ConfigError when a device that this machine was told to offer is not there."""
         if self._request.devices:
-            offered(self._request.devices, self._request.host)
+            await asyncio.to_thread(offered, self._request.devices, self._request.host)  # nvidia-smi may take its time
 
     # ------------------------------------------------------------------------------------------------------- serving
     async def _serve(self, given: Bootstrap) -> bool:
         """One stay in one run. Returns whether ranks have run here."""
-        self._check_devices()
+        await self._check_devices()
         reader, writer = os.pipe()
         pulse = Pulse(time.monotonic(), given.liveness.heartbeat_s, self._watchdog_s)
         loop = asyncio.get_running_loop()
@@ -199,8 +199,7 @@ class _Keeper:
     async def _stay(self, given: Bootstrap, pulse_fd: int) -> DaemonEnded:
         """Start the daemon of ``given`` and see it end. Takes over ``pulse_fd``."""
         try:
-            host, bootstrap = self._prepared(given)
-            offered(bootstrap.devices, host.name)
+            host, bootstrap = await asyncio.to_thread(self._prepared, given)
             self._say(f"joining run {given.run_id} on {self._where}")
             grace_s = given.stop_timeout_s + BOUND_GRACE_S
             daemon = await start_local(host, bootstrap, None, grace_s, pulse_fd)
@@ -220,6 +219,7 @@ class _Keeper:
         project = os.path.abspath(os.path.expanduser(request.project or given.project or "."))
         devices = request.devices or given.devices or ("all",)
         python, folder = os.path.expanduser(given.python) or sys.executable, own_folder(project, given)
+        offered(devices, request.host)
         bootstrap = dataclasses.replace(
             given,
             secret=request.secret.hex(),

@@ -136,7 +136,7 @@ class RunSpec:
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
     project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
-    engine.
+    engine. ``preflight``: hosts are looked at before their daemons start.
     """
 
     schema: int
@@ -159,6 +159,7 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    preflight: bool = True
     plain: PlainPlan | None = None
     sync: SyncSettings = SyncSettings()
 
@@ -185,6 +186,11 @@ class LaunchRequest:
     plain: PlainPlan | None = None
     join_token_file: str = ""
     own_join_token_file: str = ""
+    preflight: bool = True
+
+
+NO_SCRIPT: Final = "-"
+"""Stands for the script where hosts are only looked at."""
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -229,12 +235,13 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.max_join_timeout,
             controller.join.elastic,
             token_file,
-            StartRule(controller.join.start),
+            start=StartRule(controller.join.start),
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        preflight=request.preflight,
         plain=request.plain,
         sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )

@@ -389,7 +389,7 @@ def test_a_plain_run_has_no_head_and_starts_its_ranks_again(at: At) -> None:
                 a.say(RankExited(0, 0, 15, True))
         info = site.run.controller()
         assert info is not None
-        head = Identity("run-1", site.run.read_token(), Role.HEAD, "")
+        head = Identity("run-1", site.run.read_token(), Role.HEAD, "here")
         stream, _ = await connect_control(Controller(info.address, info.port), head, ToHead)
         with pytest.raises(ConnectionLost):
             await stream.receive()

@@ -15,14 +15,19 @@ from flodl.checkpoint.reader import find
 from flodl.core.position import SaveReason
 from flodl.launch import rundir
 from flodl.wire.handshake import derive_join_secret
-from tests.runs import BIN, END_S, START_S, Fdl, Launched
+from tests.runs import BIN, DDP, END_S, START_S, Fdl, Launched
 
 pytestmark = pytest.mark.timeout(240)
 
 JOIN_TOKEN = secrets.token_bytes(32)
 MANAGED = "{host: node-m, daemon: managed, local_devices: [cpu]}"
 LOCAL = "{host: localhost, local_devices: [cpu]}"
-CLUSTER = "cluster:\n  controller: {{host: 127.0.0.1, port: {port}}}\n  workers: [{workers}]\n"
+CLUSTER = """\
+cluster:
+  controller: {{host: 127.0.0.1, port: {port}}}
+  workers: [{workers}]
+  security: {{tls: on}}
+"""
 
 
 def free_port() -> int:
@@ -31,18 +36,18 @@ def free_port() -> int:
 
 
 class Managed:
-    """One ``fdl daemon run`` as node-m."""
+    """One ``fdl daemon run`` as node-m, or ``fdl join --persist``."""
 
-    def __init__(self, fdl: Fdl, *arguments: object, port: int, secret: bytes | None = None) -> None:
+    def __init__(self, fdl: Fdl, command: tuple[str, ...], arguments: tuple[object, ...], secret: bytes) -> None:
         self._fdl = fdl
         self._err_path = fdl.folder / f"managed-{secrets.token_hex(4)}.err"
         token = fdl.folder / f"{self._err_path.stem}.token"
-        rundir.write_token_file(token, secret or derive_join_secret(JOIN_TOKEN, "node-m"))
-        command = [str(BIN / "fdl"), "daemon", "run", f"127.0.0.1:{port}", "--host", "node-m"]
+        rundir.write_token_file(token, secret)
+        common = ["--host", "node-m", "--tls", "on", "--token-file", token]
         with self._err_path.open("wb") as err:
             self.process = subprocess.Popen(
-                [*command, *map(str, arguments)],
-                env={**fdl.env, "FDL_TOKEN_FILE": str(token)},
+                [str(BIN / "fdl"), *command, *map(str, (*common, *arguments))],
+                env=fdl.env,
                 cwd=fdl.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=err,
@@ -59,6 +64,11 @@ class Managed:
     def wait(self) -> int:
         self._fdl.wait_until(lambda: self.process.poll() is not None, END_S, lambda: self.said)
         return int(self.process.returncode)
+
+    def runs_daemon_pid(self) -> int:
+        """Of the daemon under its warden that serves a run now."""
+        (warden,) = psutil.Process(self.process.pid).children()
+        return int(warden.children()[0].pid)
 
     def wait_until_alone(self) -> None:
         """Nothing runs below it."""
@@ -81,14 +91,21 @@ class Lab:
         state.mkdir()
         rundir.write_token_file(state / "join.token", JOIN_TOKEN)
 
-    def daemon(self, *arguments: object, secret: bytes | None = None) -> Managed:
-        daemon = Managed(self.fdl, *arguments, port=self.port, secret=secret)
+    def daemon(
+        self, *arguments: object, command: tuple[str, ...] = ("daemon", "run"), secret: bytes | None = None
+    ) -> Managed:
+        own = secret or derive_join_secret(JOIN_TOKEN, "node-m")
+        daemon = Managed(self.fdl, (*command, f"127.0.0.1:{self.port}"), arguments, own)
         self._started.append(daemon)
         return daemon
 
-    def launch(self, *workers: str, **flags: object) -> Launched:
+    def cluster(self, *workers: str) -> Path:
         path = self.fdl.folder / "fdl.cluster.yml"
         path.write_text(CLUSTER.format(port=self.port, workers=", ".join(workers)))
+        return path
+
+    def launch(self, *workers: str, **flags: object) -> Launched:
+        path = self.cluster(*workers)
         given: dict[str, object] = {"mode": "cpu_cadence", "size": 403, "batch_size": 4, "epochs": 10_000}
         return self.fdl.job(options=("-c", path), **{**given, "step_ms": 10, **flags})
 
@@ -126,12 +143,14 @@ def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controlle
     assert daemon.wait() == 0
 
 
-def test_host_that_is_stopped_leaves_its_run_in_order_or_the_run_saves_and_stops(lab: Lab, tmp_path: Path) -> None:
-    daemon = lab.daemon()
-    run = lab.launch(LOCAL, MANAGED, save=tmp_path / "run")
+@pytest.mark.long
+def test_host_that_is_stopped_leaves_its_run_in_order_and_the_run_goes_on(lab: Lab) -> None:
+    daemon = lab.daemon(command=("join", "--persist"))
+    run = lab.launch(LOCAL, MANAGED)
     run.wait_for_training(2)
 
     daemon.process.send_signal(signal.SIGTERM)
+
     assert daemon.wait() == 0, daemon.said
     run.wait_for_event("host_left")
     assert (run.events("rank_lost"), run.events("host_lost")) == ([], [])
@@ -140,15 +159,70 @@ def test_host_that_is_stopped_leaves_its_run_in_order_or_the_run_saves_and_stops
     assert lab.fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
     run.wait(END_S)
 
+
+@pytest.mark.long
+def test_run_that_cannot_spare_a_host_which_is_stopped_saves_and_stops(lab: Lab, tmp_path: Path) -> None:
     daemon = lab.daemon()
-    alone = lab.launch(MANAGED, save=tmp_path / "alone")
-    alone.wait_for_training(2)
+    run = lab.launch(MANAGED, save=tmp_path / "run")
+    run.wait_for_training(2)
+
+    os.kill(daemon.runs_daemon_pid(), signal.SIGTERM)  # as to the command itself
+
+    assert run.wait(END_S) == 143, run.story()
+    meta = find(tmp_path / "run").meta
+    assert (meta.reason, meta.point.position.version) == (SaveReason.GRACEFUL_SHUTDOWN, run.commits()[-1]["version"])
+    assert "SIGTERM to its daemon on node-m" in (run.read("outcome.json") or {})["message"]
+    daemon.wait_for_text(f"the daemon of run {run.run_id} has ended in order")
+    assert daemon.process.poll() is None
+
+
+@pytest.mark.long
+def test_managed_host_serves_scripts_of_torchrun_and_one_that_is_stopped_stops_all(lab: Lab) -> None:
+    daemon = lab.daemon()
+    options = ("--stop-timeout", 5, "-c", lab.cluster(LOCAL, MANAGED), "--plain", DDP)
+    run = lab.fdl.launch(*options)
+    assert run.wait() == 0, run.story() + daemon.said
+    assert run.stdout.count("of 2 is done: all alike True") == 2
+
+    run = lab.fdl.launch(*options, "--steps", 100_000, "--step-ms", 20)
+    for rank in range(2):
+        run.wait_for_log(f"rank{rank}.stdout.log", "takes its first step")
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.wait() == 0, daemon.said
-    assert alone.wait(END_S) == 143, alone.story()
-    meta = find(tmp_path / "alone").meta
-    assert (meta.reason, meta.point.position.version) == (SaveReason.GRACEFUL_SHUTDOWN, alone.commits()[-1]["version"])
-    assert "SIGTERM to its daemon on node-m" in (alone.read("outcome.json") or {})["message"]
+    assert run.wait(END_S) == 143, run.story()
+    run.wait_until_clean()
+
+
+@pytest.mark.long
+def test_host_that_was_drained_stays_away_from_that_run_and_serves_the_next(lab: Lab) -> None:
+    daemon = lab.daemon()
+    run = lab.launch(LOCAL, MANAGED)
+    run.wait_for_training(2)
+
+    assert lab.fdl.call("drain", "node-m", timeout_s=END_S).returncode == 0
+
+    daemon.wait_for_text(f"has left run {run.run_id}; waiting for the next one")
+    assert lab.fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    run.wait(END_S)
+    following = lab.launch(MANAGED, epochs=1)
+    assert following.wait() == 0, following.story() + daemon.said
+
+
+@pytest.mark.long
+def test_second_signal_ends_a_host_at_once_and_nothing_is_left(lab: Lab) -> None:
+    daemon = lab.daemon()
+    run = lab.launch(LOCAL, MANAGED, step_ms=20_000)
+    run.wait_for_training(0)
+    below = psutil.Process(daemon.process.pid).children(recursive=True)
+
+    daemon.process.send_signal(signal.SIGTERM)
+    daemon.wait_for_text("leaving in order")
+    daemon.process.send_signal(signal.SIGTERM)
+
+    assert daemon.wait() == 143, daemon.said
+    assert not any(process.is_running() for process in below)
+    assert lab.fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
+    run.wait(END_S)
 
 
 def test_what_no_waiting_cures_ends_the_daemon_with_2(lab: Lab) -> None:

@@ -120,6 +120,7 @@ def site(machine: Systemd, fdl: Fdl) -> Iterator[Site]:
 
 
 # --------------------------------------------------------------------------------------------------------- one machine
+@pytest.mark.long
 def test_unit_serves_runs_outlives_a_controller_and_leaves_in_order_with_a_checkpoint(
     site: Site, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def assert_nothing_leaks(site: Site) -> None:
     assert secret not in site.journal()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("victim", ["main", "daemon"])
 def test_unit_comes_back_after_a_kill_and_after_a_loop_that_stands_still(site: Site, victim: str) -> None:
     machine = site.machine
@@ -191,6 +193,28 @@ def daemon_pid(machine: Systemd) -> int:
     """Of the daemon that serves the run."""
     (found,) = (each.pid for each in machine.processes_of(UNIT) if each.cmdline()[2:4] == ["-m", "flodl_daemon"])
     return int(found)
+
+
+@pytest.mark.long
+def test_stop_that_takes_longer_than_its_time_leaves_the_checkpoint_before(site: Site, tmp_path: Path) -> None:
+    machine = site.machine
+    machine.systemctl("start", UNIT)
+    run = site.launch(MANAGED, save=tmp_path / "run", every=1, size=8, step_ms=3000)
+    run.wait_for_event("checkpoint")
+    hurry = machine.root / "run/systemd/system" / f"{UNIT}.d/zz-hurry.conf"
+    hurry.write_text("[Service]\nTimeoutStopSec=0.5\n")  # less than a step
+    machine.systemctl("daemon-reload")
+
+    machine.call("systemctl", "stop", UNIT)
+
+    hurry.unlink()
+    machine.systemctl("daemon-reload")
+    assert machine.show(UNIT, "Result") == "timeout"
+    assert machine.processes_of(UNIT) == []
+    assert run.wait(END_S) != 0, run.story()
+    verified = site.fdl.call("checkpoint", "verify", str(tmp_path / "run"))
+    assert verified.returncode == 0, verified.stderr
+    run.wait_until_clean()
 
 
 def test_unit_gives_up_on_what_a_restart_does_not_cure(site: Site) -> None:
@@ -236,14 +260,14 @@ def exposure(analyze: Callable[..., str], path: Path) -> float:
 
 
 def test_units_are_clean_and_the_system_one_is_less_exposed(
-    analyze: Callable[..., str], tmp_path: Path, figures: dict[str, float]
+    analyze: Callable[..., str], tmp_path: Path, figures: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     for scope in Scope:
         path = tmp_path / scope / UNIT
         path.parent.mkdir()
         path.write_text(units.unit(scope, sys.executable, "root"))
-        if scope is Scope.SYSTEM:
-            assert analyze("verify", path) == ""
+        assert analyze(f"--{scope}", "verify", path) == ""
     plain = tmp_path / "plain.service"
     plain.write_text(PLAIN)
     figures["plain"], figures["shipped"] = exposure(analyze, plain), exposure(analyze, ROOT / "systemd" / UNIT)

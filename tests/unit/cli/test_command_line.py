@@ -82,6 +82,7 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["launch", "--plain", "--max-restarts", "-1", "train.py"], "--max-restarts"),
         (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
+        (["probe", "--local", "1", "-c", "x.yml"], "exclude"),
         (["wibble"], "There are: attach, checkpoint, config, daemon, debug, drain, join, join-config, launch"),
         (["ps", "-a", "-n", "1"], "exclude each other"),
         (["debug", "bundle", "-n", "-1"], "-n"),
@@ -118,6 +119,7 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["launch", "-c", "bad.yml", "train.py"], 2, "bad.yml:2"),
         (["launch", "-c", "taken.yml", "train.py"], 3, "taken"),
         (["launch", "-c", "nohost.yml", "train.py"], 4, "nohost.invalid"),
+        (["probe", "-c", "nothing.yml"], 2, "nothing.yml"),
         (["status"], 2, "fdl launch"),
         (["status", "nix"], 2, "no run 'nix'"),
         (["stop"], 2, "no run is live"),
@@ -223,7 +225,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "probe", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"

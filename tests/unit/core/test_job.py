@@ -337,6 +337,23 @@ def test_host_that_cannot_be_reached_gives_its_own_exit_code() -> None:
     assert SendHost("a", StopHost(f"the run cannot start: {words}", GRACE_S)) in actions
 
 
+@pytest.mark.parametrize(
+    ("stages", "code"),
+    [
+        (("preflight", "preflight"), 3),
+        (("preflight", "join"), 3),
+        (("preflight", "connect"), 4),
+        (("join", "start"), 4),
+        (("join", "join"), 5),
+    ],
+)
+def test_hosts_that_are_absent_give_the_exit_code_of_the_farthest_away(stages: tuple[str, str], code: int) -> None:
+    cohort = Cohort()
+    for host, stage in zip(("a", "b"), stages, strict=True):
+        cohort.post(HostFailed(host, stage, "why", "what to do"))
+    assert ending_of(cohort) == ("failed", code)
+
+
 # ------------------------------------------------------------------------------------------------------------ admission
 def test_cohort_that_disagrees_is_refused_as_usage() -> None:
     cohort = Cohort().join()

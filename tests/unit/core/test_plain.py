@@ -1,6 +1,7 @@
 """A plain run from the join window to its outcome: starts, failures, restarts, lost hosts, stops and exit codes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -235,6 +236,22 @@ def test_hosts_come_while_the_window_is_open_and_none_afterwards() -> None:
     run.held.add(StopHost)
     run.stop()
     assert run.core.refusal("a") == "the run is ending"
+
+
+def test_hosts_that_cannot_reach_each_other_are_not_started() -> None:
+    run = Plain()
+    run.say(hello("a"), "a")
+    run.say(replace(hello("b", 2), tunnelled=True), "b")
+    assert run.ended == ("failed", 2)
+    assert run.outcome is not None
+    assert "the tunnel of b leads to the controller only" in run.outcome.message
+    assert run.sent(SpawnRanks) == []
+
+
+def test_host_alone_may_come_through_a_tunnel() -> None:
+    run = Plain(hosts={"a": 2})
+    run.say(replace(hello("a", 2), tunnelled=True), "a")
+    assert run.core.phase is PlainPhase.RUNNING
 
 
 def test_held_window_of_a_plain_run_starts_when_a_person_says_so_with_the_walk_ins() -> None:

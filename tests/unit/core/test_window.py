@@ -157,7 +157,7 @@ def test_host_of_no_roster_counts_where_the_run_is_elastic() -> None:
     window.join(hello("a"))
     assert window.verdict(OPENED_S) is Verdict.START
     assert [host for host, _ in window.devices()] == ["a", "x", "x"], "walk-ins come last"
-    assert (window.is_walk_in("x"), window.is_walk_in("a")) == (True, False)
+    assert (window.is_guest("x"), window.is_guest("a")) == (True, False)
 
 
 def test_roster_that_is_empty_waits_for_walk_ins() -> None:

@@ -40,6 +40,7 @@ class SshSite:
     forwards: bool = True
     has_sftp: bool = True
     commands: list[str] = field(default_factory=list)
+    sessions: list[asyncssh.SSHServerConnection] = field(default_factory=list)
     host_key: asyncssh.SSHKey = field(default_factory=lambda: asyncssh.generate_private_key("ssh-ed25519"))
 
     @property
@@ -54,6 +55,12 @@ class SshSite:
         public = (key or self.host_key).export_public_key().decode().strip()
         with self.known_hosts.open("a") as file:
             file.write(f"{name or f'[127.0.0.1]:{self.port}'} {public}\n")
+
+    def hang_up(self) -> None:
+        """End every session."""
+        for session in self.sessions:
+            session.abort()
+        self.sessions.clear()
 
     def spec(self, **changes: object) -> SshSpec:
         values: dict[str, object] = {"target": "127.0.0.1", "port": self.port, "user": USER}
@@ -75,6 +82,7 @@ class SshSite:
         class Server(asyncssh.SSHServer):
             def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
                 site.connections += 1
+                site.sessions.append(conn)
 
             def connection_requested(self, *_: object) -> bool:
                 return True

@@ -67,7 +67,7 @@ def test_terms_of_the_join_window_are_planned() -> None:
     join = model.JoinSpec(min_rank_start=2, target_ranks=3, join_timeout=4, max_join_timeout=5, start="hybrid")
     controller = model.ControllerSpec(host="10.0.0.1", join=join)
     spec = plan(model.ClusterSpec(controller=controller, workers=()), request())
-    assert (spec.join, spec.hosts) == (JoinPlan(2, 3, 4.0, 5.0, True, "", StartRule.HYBRID), ())
+    assert (spec.join, spec.hosts) == (JoinPlan(2, 3, 4.0, 5.0, True, start=StartRule.HYBRID), ())
     assert document.load(RunSpec, document.dump(spec)) == spec
 
 
