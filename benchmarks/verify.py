@@ -53,7 +53,18 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 
 ENGINE_TESTS = ("synchronous", "overlap")
-RUN_TESTS = ("local_run", "kill", "failures", "bad_input", "speed", "join", "managed", "callbacks", "preemption")
+RUN_TESTS = (
+    "local_run",
+    "kill",
+    "failures",
+    "bad_input",
+    "speed",
+    "join",
+    "managed",
+    "callbacks",
+    "preemption",
+    "window",
+)
 PLAIN_TESTS = ("plain", "frameworks")
 PHASE_TESTS = ("phases", "plane_agreement")
 CHECKPOINT_TESTS = ("checkpoints", "resume", "solo_checkpoints")
@@ -134,7 +145,8 @@ STAGES = (
     Stage(
         "two hosts",
         "[1/9] 2, 3, 5, 6; [2/9] zombies; [3/9] 3, 7: the same over ssh, with a pulled cable, every kind of host that "
-        "fails, and hosts that come back; [4/9] 1: a real systemd runs the managed daemon's unit",
+        "fails, and hosts that come back; [4/9] 1: a real systemd runs the managed daemon's unit; 2, 3: ways in, and "
+        "what is on the wire; 4: secrets that stand nowhere; 5: planted faults that probe finds; 7: kills on all hosts",
         _pytest("-m", "", "--timeout", "300", "tests/system"),
         limit_s=3600,
         env={"FLODL_FIGURES": "1"},

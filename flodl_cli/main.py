@@ -12,13 +12,18 @@ from typing import Final
 import click
 
 COMMANDS: Final = {
+    "attach": "watch a live run as fdl launch does, to its end",
     "checkpoint": "show, verify and export checkpoints",
     "config": "validate, show and describe the cluster file",
     "daemon": "serve one run after another on this machine, by itself or under systemd",
+    "debug": "gather what a bug report needs",
     "drain": "let a host leave a run at the next commit, without loss",
     "join": "offer this machine's devices to a run, until it ends",
     "join-config": "make what a machine needs to walk in: token, key, settings",
     "launch": "train a script on this machine or on a cluster",
+    "probe": "check whether this machine and the hosts are ready for a run",
+    "ps": "list runs, live and past",
+    "start": "start a run whose join window is held",
     "status": "show a run's phase, hosts, ranks, rates and shares",
     "stop": "end a run in order, or at once",
     "tail": "show the logs of a run's ranks, wherever they run",

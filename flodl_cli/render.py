@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flodl.launch.progress import duration, plain_line
+from flodl.launch.progress import duration, phase_words, plain_line
 from flodl.launch.waiting import whom
 from flodl.spec.words import printable
 
@@ -24,23 +24,45 @@ RANK_HEADER: Final = ("RANK", "HOST", "DEVICE", "PID", "STATE", "UP", "STEPS", "
 FREE_TEXT: Final = frozenset({"HOST", "ADDRESS", "WHY"})
 """Columns that wrap on a narrow terminal; the others keep their width."""
 
-STYLES: Final = {"suspect": "yellow", "frozen": "yellow", "dead": "red", "gone": "red"}
+STYLES: Final = {
+    "suspect": "yellow",
+    "frozen": "yellow",
+    "dead": "red",
+    "gone": "red",
+    "failed": "red",
+    "vanished": "red",
+    "damaged": "red",
+}
 
 
 def status_text(state: Mapping[str, Any], name: str, stream: TextIO) -> str:
     """The whole of ``fdl status``, without a line end, as ``stream`` shows it best."""
+    return _text(status_parts(state, name), stream)
+
+
+def table_text(header: Sequence[str], rows: Sequence[Sequence[str]], stream: TextIO) -> str:
+    """A table alone, likewise; a column without any value is left out."""
+    return _text([table(header, rows)], stream)
+
+
+def _text(parts: Sequence[RenderableType], stream: TextIO) -> str:
+    console = screen(stream)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, soft_wrap=isinstance(part, Text))
+    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
+
+
+def screen(stream: TextIO) -> Console:
+    """A console for ``stream``: with its width and colours where it is a terminal, else plain and as wide as needed."""
     is_screen = stream.isatty()
-    console = Console(
+    return Console(
         file=stream,
         force_terminal=is_screen,
         width=None if is_screen else UNBOUNDED_COLUMNS,
         color_system="auto" if is_screen and not os.environ.get("NO_COLOR") else None,
         highlight=False,
     )
-    with console.capture() as capture:
-        for part in status_parts(state, name):
-            console.print(part, soft_wrap=isinstance(part, Text))
-    return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
 def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
@@ -57,6 +79,9 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
     if ranks := _records(state, "ranks"):
         parts += [Text(), table(RANK_HEADER, [_rank_row(rank) for rank in ranks])]
+    if absent := _records(state, "absent"):
+        parts += [Text(), Text(f"missing hosts: {len(absent)}")]
+        parts += [Text(f"  {printable(_absence(each))}") for each in absent]
     losses = state.get("losses")
     if isinstance(losses, list) and losses:
         parts += [Text(), Text(f"tolerated losses: {len(losses)}")]
@@ -73,7 +98,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     for index in columns:
         made.add_column(header[index], no_wrap=header[index] not in FREE_TEXT, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(row[index].replace("\n", " "), STYLES.get(row[index], "")) for index in columns))
+        made.add_row(*(Text(printable(row[index].replace("\n", " ")), STYLES.get(row[index], "")) for index in columns))
     return made
 
 
@@ -93,7 +118,7 @@ def _phase(state: Mapping[str, Any]) -> str:
     outcome = state.get("outcome")
     if isinstance(outcome, dict):
         return f"{outcome.get('status', 'ended')}, exit code {outcome.get('exit_code', '?')}"
-    return str(state.get("phase", "unknown"))
+    return phase_words(state)
 
 
 def _message(state: Mapping[str, Any]) -> str:
@@ -104,8 +129,14 @@ def _message(state: Mapping[str, Any]) -> str:
 
 
 def _awaited(state: Mapping[str, Any]) -> str:
+    """Whom a run waits for; hosts that have not come are listed with their reasons instead."""
     is_over = isinstance(state.get("outcome"), dict) or "vanished" in state
-    return "" if is_over else whom(state)
+    return "" if is_over or state.get("phase") == "waiting" else whom(state)
+
+
+def _absence(host: Mapping[str, Any]) -> str:
+    stage = f"{host['stage']}: " if host.get("stage") not in (None, "join") else ""
+    return f"{host.get('host', '')}: {stage}{host.get('reason', '')}"
 
 
 def _progress(state: Mapping[str, Any]) -> str:

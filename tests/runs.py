@@ -60,6 +60,10 @@ class Fdl:
         """Run a command of ``fdl`` to its end."""
         return self._run(str(BIN / "fdl"), *arguments, timeout_s=timeout_s)
 
+    def call_on(self, namespace: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """The same on a host of the lab."""
+        return self._run("ip", "netns", "exec", namespace, str(BIN / "fdl"), *arguments, timeout_s=30.0)
+
     def python(self, *arguments: object, timeout_s: float = 60.0) -> "subprocess.CompletedProcess[str]":
         """Run a script without ``fdl``, to its end."""
         return self._run(sys.executable, *map(str, arguments), timeout_s=timeout_s)

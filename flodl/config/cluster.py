@@ -100,17 +100,6 @@ def parse_cluster(content: bytes, file: str, resolve: Resolve = resolve_host) ->
     return spec.with_source(Source(file, document.values))
 
 
-def unsupported(spec: ClusterSpec) -> list[Problem]:
-    """Name the settings of ``spec`` that this version does not carry out, each with its place.
-
-    Whoever acts on a spec refuses it with ``ClusterError(unsupported(spec))`` unless the list is empty.
-    """
-    later: list[tuple[KeyPath, str, str]] = []
-    if spec.controller.join.start != "auto":
-        later.append((("controller", "join", "start"), spec.controller.join.start, "`auto`"))
-    return [_later(spec.source, path, read, instead) for path, read, instead in later]
-
-
 def show(spec: ClusterSpec, overrides: Sequence[Override] = ()) -> list[Row]:
     """List every value with its origin, in the order of the model: flag > env > file:line > default.
 
@@ -144,14 +133,6 @@ def _problem(finding: Finding, document: Document, file: str) -> Problem:
     place = places.get(path) or document.values[()]
     read = shorten(place.raw) if finding.read is None else finding.read
     return Problem(file, place.line, place.column, format_path(finding.path), read, finding.expected, finding.fix)
-
-
-def _later(source: Source, path: KeyPath, read: str, instead: str) -> Problem:
-    full: KeyPath = ("cluster", *path)
-    place = source.places.get(full)
-    line, column = (place.line, place.column) if place else (None, None)
-    expected = f"{instead}: this version of flodl does not do that yet"
-    return Problem(source.file or "cluster built in code", line, column, format_path(full), read, expected)
 
 
 def _leaves(value: object, path: KeyPath) -> Iterator[LeafPath]:

@@ -30,7 +30,13 @@ TERM_GRACE_S = 0.5
 MAX_OUTPUT_BYTES = 1 << 20
 """What is read of one answer: some 4,000 GPUs."""
 
+DRIVER_FILE = "/proc/driver/nvidia/version"
+AMD_FILE = "/dev/kfd"
+
 _FIELDS = ("index", "uuid", "name", "compute_cap", "memory.total")
+_OLD_FIELDS = ("index", "uuid", "name", "pstate", "memory.total")
+"""For drivers that do not know ``compute_cap`` and then say nothing at all; what stands in its place is not read."""
+
 _MIB = 1 << 20
 _UNKNOWN = re.compile(r"\[.*\]|N/A|ERR!|Unknown.*|", re.IGNORECASE)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
@@ -110,14 +116,50 @@ def probe_gpus(environ: Mapping[str, str] | None = None, timeout_s: float = QUER
     try:
         query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
         output, reason = _nvidia_smi(query, env, deadline_s)
+        if is_old_driver(reason):
+            query[0] = f"--query-gpu={','.join(_OLD_FIELDS)}"
+            output, reason = _nvidia_smi(query, env, deadline_s)
         gpus = parse_query(output)
         if not gpus:
-            return GpuProbe((), reason or f"nvidia-smi lists no GPU: {_first_line(output)}")
+            reason = reason or f"nvidia-smi lists no GPU: {_first_line(output)}"
+            why = explanation(reason, os.path.exists(DRIVER_FILE), amd_sign(env.get("PATH")))
+            return GpuProbe((), f"{reason}; {why}" if why else reason)
         if value is not None and "MIG-" in value:
             gpus = with_mig_ids(gpus, _nvidia_smi(["-L"], env, deadline_s)[0])
     finally:
         _one_query.release()
     return GpuProbe(tuple(select_visible(gpus, value, socket.gethostname())))
+
+
+def is_old_driver(reason: str) -> bool:
+    """Whether nvidia-smi failed because it does not know one of the fields."""
+    return "not a valid field" in reason
+
+
+def amd_sign(path: str | None) -> str:
+    """What tells of an AMD GPU on this machine, empty where nothing does. ``path`` is the search path."""
+    return AMD_FILE if os.path.exists(AMD_FILE) else shutil.which("rocm-smi", path=path or os.defpath) or ""
+
+
+def explanation(reason: str, has_driver: bool, amd: str) -> str:
+    """Why a machine that seems to have a GPU offers none, and what helps; empty where nothing is known.
+
+    Args:
+        reason: why nvidia-smi was of no use (``GpuProbe.reason``).
+        has_driver: whether NVIDIA's kernel driver is loaded.
+        amd: as ``amd_sign``.
+    """
+    is_absent = "not on PATH" in reason
+    if amd and (is_absent or not has_driver):
+        return f"its GPU is AMD's ({amd}), and flodl trains on NVIDIA's GPUs and on CPUs: `local_devices: [cpu]`"
+    if has_driver and is_absent:
+        return (
+            "the NVIDIA driver is loaded, its programs are not there: install nvidia-utils, or extend PATH; in a "
+            "container: docker run --gpus all"
+        )
+    if has_driver:
+        return "the NVIDIA driver is loaded and shows no GPU: see dmesg; often an update that wants a reboot"
+    return "" if is_absent else "nvidia-smi is there and the NVIDIA driver is not loaded: install or load it, or reboot"
 
 
 def select_visible(gpus: Sequence[GpuInfo], value: str | None, host: str) -> list[GpuInfo]:

@@ -1,8 +1,7 @@
 """The cluster file's model: what may stand in ``fdl.cluster.yml``, its types, units, defaults and relations.
 
 Strict: unknown keys are refused and nothing is coerced. Frozen: a spec never changes after it was validated. The same
-model serves the file (``load_cluster``), ``ClusterBuilder`` and the JSON Schema. Settings that belong to later
-versions parse here and are named by ``flodl.config.cluster.unsupported``.
+model serves the file (``load_cluster``), ``ClusterBuilder`` and the JSON Schema.
 """
 
 import re
@@ -252,9 +251,9 @@ class JoinSpec(_Spec):
     """The join window: who must be there before training starts, and how long it may take."""
 
     min_rank_start: Count | None = None
-    """Ranks without which training does not start; None takes `target_ranks`."""
+    """Ranks without which training does not start; None takes `target_ranks`, else every rank of the roster."""
     target_ranks: Count | None = None
-    """Ranks at which the window closes at once; None takes the ranks of the roster."""
+    """Ranks at which the window closes at once; None takes those of the roster, or `min_rank_start` if that is more."""
     join_timeout: Seconds = 300.0
     """Seconds until the window closes with `min_rank_start` ranks or more."""
     max_join_timeout: Seconds = 600.0
@@ -409,8 +408,8 @@ class ClusterSpec(_Spec):
 
     controller: ControllerSpec
     """The controller."""
-    workers: Annotated[tuple[WorkerSpec, ...], NotEmpty]
-    """The hosts, in the order in which ranks are given."""
+    workers: tuple[WorkerSpec, ...]
+    """The hosts, in the order in which ranks are given; none: `join.min_rank_start` ranks come by themselves."""
     env: Env = Field(default_factory=dict)
     """Environment variables of every rank."""
     sync: SyncSpec = SyncSpec()
@@ -428,7 +427,22 @@ class ClusterSpec(_Spec):
     def _relations(self) -> Self:
         ranks = rank_findings([worker.ranks for worker in self.workers])
         twins = machine_findings([machine_of(*each) for each in enumerate(self.workers)], resolve_nothing)
-        return _checked(self, ranks + twins)
+        return _checked(self, ranks + twins + self._join_findings())
+
+    def _join_findings(self) -> list[Finding]:
+        """Whether enough ranks can come at all."""
+        join = self.controller.join
+        key = "min_rank_start" if join.min_rank_start else "target_ranks"
+        least = join.min_rank_start or join.target_ranks
+        if not self.workers and not (least and join.elastic):
+            expected = "at least one worker, or hosts that come by themselves: `join.min_rank_start`, and `elastic`"
+            return [Finding(("workers",), expected)]
+        devices = [worker.local_devices for worker in self.workers]
+        known = sum(len(each) for each in devices if each != "all")
+        if join.elastic or "all" in devices or not least or least <= known:
+            return []
+        expected = f"at most the {known} rank(s) of the workers: with `elastic: false` nobody else may come"
+        return [Finding(("controller", "join", key), expected)]
 
     @property
     def source(self) -> Source:

@@ -74,9 +74,9 @@ def _findings_of(error: ErrorDetails) -> Iterable[Finding]:
     path: KeyPath = error["loc"]
     context = error.get("ctx", {})
     if error["type"] == "findings":
+        found: list[Finding] = context["findings"]
         # The rules across workers were judged before, with names resolved.
-        inner: list[Finding] = context["findings"] if path != ("cluster",) else []
-        for one in inner:
+        for one in found if path != ("cluster",) else [each for each in found if not _is_of_a_worker(each)]:
             fix = "" if one.at_key else _fix_found(_dig(error["input"], one.path), path, one.expected)
             yield Finding((*path, *one.path), one.expected, one.fix or fix, one.read, one.at_key)
     elif error["type"] == "missing":
@@ -90,6 +90,10 @@ def _findings_of(error: ErrorDetails) -> Iterable[Finding]:
         yield Finding(
             path, _expected(error["type"], path, context, error["msg"]), _fix(error["type"], error["input"], path)
         )
+
+
+def _is_of_a_worker(finding: Finding) -> bool:
+    return finding.path[0] == "workers" and len(finding.path) > 1
 
 
 def _unknown_key(path: KeyPath) -> Finding:

@@ -2,7 +2,7 @@
 
 from typing import Final, assert_never
 
-from flodl.core.events import DrainAsked, JobEvent, StopAsked
+from flodl.core.events import DrainAsked, JobEvent, StartAsked, StopAsked
 from flodl.core.job import JobCore
 from flodl.core.plain import PlainCore
 from flodl.ids import HostName
@@ -15,6 +15,8 @@ from flodl.messages import (
     DrainAccepted,
     DrainRequest,
     FromClient,
+    StartAccepted,
+    StartRequest,
     StopAccepted,
     StopRequest,
     ToClient,
@@ -38,6 +40,8 @@ class ClientDesk:
         match message:
             case StopRequest(source, abort, exit_code):
                 return StopAccepted(str(self._core.phase)), StopAsked(_shortened(source), abort, exit_code)
+            case StartRequest(source):
+                return self._start(_shortened(source))
             case DrainRequest(host, source):
                 return self._drain(host, _shortened(source))
             case AskBootstrap(host):
@@ -59,6 +63,13 @@ class ClientDesk:
         if refusal:
             return Declined(refusal, self._core.may_come_later(host))
         return BootstrapGiven(dump(walk_in_bootstrap(self._spec, host)))
+
+    def _start(self, source: str) -> tuple[ToClient, JobEvent | None]:
+        refusal = self._core.start_refusal()
+        if refusal:
+            return Declined(refusal, is_early=False), None
+        window = self._core.startup.window
+        return StartAccepted(window.rank_count, tuple(window.joined)), StartAsked(source)
 
     def _drain(self, host: str, source: str) -> tuple[ToClient, JobEvent | None]:
         refusal = self._core.drain_refusal(host) if is_host_name(host) else NO_NAME

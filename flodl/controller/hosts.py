@@ -9,10 +9,14 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.core.actions import Record, Severity
 from flodl.core.events import HostFailed, JobEvent
+from flodl.core.startup import STAGE_PREFLIGHT
 from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.local import start_local
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode, bootstrap_for
+from flodl.launch.probe.doors import Doors
+from flodl.launch.probe.finding import Level, sentence
+from flodl.launch.probe.survey import Survey, survey
 from flodl.launch.rundir import RunDir
 from flodl.launch.running import RunningDaemon
 from flodl.wire.handshake import derive_host_secret
@@ -60,7 +64,9 @@ class Roster:
         self._here, self._tunnel_port, self._note = here, tunnel_port, note
         self._daemons: dict[HostName, RunningDaemon] = {}
         self._joined: dict[HostName, asyncio.Event] = {host.name: asyncio.Event() for host in spec.hosts}
-        self._logins: asyncio.Semaphore | None = None
+        self._doors = Doors(controllers, here, spec.port)
+        self.is_clear = asyncio.Event()
+        """Set once preflight keeps no host out."""
         self._searching: set[HostName] = set()
 
     def joined(self, host: HostName) -> None:
@@ -74,6 +80,35 @@ class Roster:
     async def until_joined(self, host: HostName) -> None:
         """Wait for the daemon's hello."""
         await self._joined.setdefault(host, asyncio.Event()).wait()
+
+    async def bring_up_all(self) -> None:
+        """Look at all hosts, then start the daemons of those that can take part and see them join; a failure is an
+        event, never an exception.
+        """
+        barred = await self._preflight() if self._spec.preflight else {}
+        if not barred:
+            self.is_clear.set()
+        async with asyncio.TaskGroup() as tasks:
+            for host in self._spec.hosts:
+                if host.name in barred:
+                    self._post(barred[host.name])
+                else:
+                    tasks.create_task(self.bring_up(host))
+
+    async def _preflight(self) -> dict[HostName, HostFailed]:
+        """Which hosts cannot take part, and why. ssh sessions stay open for the daemons."""
+        try:
+            found = await survey(self._spec, self._doors.open)
+        except Exception:  # noqa: BLE001  # a look at the hosts must not be what ends a run
+            _log.exception("preflight failed; the run goes on without it")
+            return {}
+        for finding in found.findings:
+            if finding.level is Level.WARN:
+                detail = f"host {finding.host}: {sentence(finding)}" + (f"; {finding.remedy}" if finding.remedy else "")
+                about = {"host": finding.host, "check": finding.check}
+                self._note(Record("preflight", Severity.WARNING, detail, about))
+        _log.info("preflight took %.2f s", found.duration_s)
+        return {host.name: failed for host in self._spec.hosts if (failed := exclusion(found, host.name))}
 
     async def bring_up(self, host: HostPlan) -> None:
         """Start one host's daemon and see it join; a failure is an event, never an exception. A managed one comes by
@@ -154,6 +189,7 @@ class Roster:
         if closing:
             await asyncio.wait(closing, timeout=CLOSE_S)
         self._daemons.clear()
+        await self._doors.close()
 
     async def _start(self, host: HostPlan) -> RunningDaemon:
         is_local = host.kind is HostKind.LOCAL
@@ -164,14 +200,12 @@ class Roster:
         if is_local:
             return await start_local(host, bootstrap, log_path)
         from flodl.launch.ssh import start_host  # asyncssh takes 0.3 s to import, and only remote hosts need it
-        from flodl.launch.ssh_login import MAX_PARALLEL_LOGINS
 
-        if self._logins is None:
-            self._logins = asyncio.Semaphore(MAX_PARALLEL_LOGINS)
-        warn = partial(self._warn, host.name)
+        logins, warn = self._doors.logins, partial(self._warn, host.name)
         prepare = None if self._spec.sync.mode is SyncMode.OFF else partial(self._bring_project, host)
         port = self._tunnel_port if host.tunnel else self._spec.port
-        return await start_host(host, bootstrap, log_path, self._logins, port, warn, prepare)
+        login = logins.take(host.name)
+        return await start_host(host, bootstrap, log_path, logins.slots, port, warn, prepare, login)
 
     async def _bring_project(self, host: HostPlan, login: "Login") -> None:
         """The launch has done it where the host was there; one that comes late, or again, may need it."""
@@ -207,3 +241,16 @@ class Roster:
         finally:
             for task in (joined, ended):
                 task.cancel()
+
+
+def exclusion(found: Survey, host: HostName) -> HostFailed | None:
+    """Why preflight keeps ``host`` out, all its errors in one; None where it may come."""
+    if host in found.unreachable and found.unreachable[host].stage != "join":
+        error = found.unreachable[host]
+        is_reached = any(finding.check != "ssh" for finding in found.of(host, Level.ERROR))
+        return HostFailed(host, STAGE_PREFLIGHT if is_reached else error.stage, error.reason, error.remedy)
+    errors = found.of(host, Level.ERROR)
+    if not errors:
+        return None
+    remedies = [finding.remedy for finding in errors if finding.remedy]
+    return HostFailed(host, STAGE_PREFLIGHT, "; ".join(map(sentence, errors)), "\n  ".join(remedies))

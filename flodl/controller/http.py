@@ -193,6 +193,8 @@ class HttpServer:
 
     async def _events(self, query: Mapping[str, str]) -> AsyncIterator[list[Any]]:
         events, cursor, follow = self._view.events, _number(query, "cursor"), _number(query, "follow")
+        if "tail" in query:
+            cursor = max(cursor, events.last_seq - _number(query, "tail"))
         if follow:
             yield []  # the answer begins now, not with the first event
         while True:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, assert_never
 
 from flodl.averaging.store_table import StoreTable
-from flodl.config.address import format_address, is_unspecified
+from flodl.config.address import format_address
 from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
@@ -28,7 +28,7 @@ from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
-from flodl.core.job import JobCore, JobSettings
+from flodl.core.job import JobCore, JobSettings, Phase
 from flodl.core.liveness import LivenessSettings
 from flodl.core.plain import PlainCore, PlainSettings
 from flodl.core.view import snapshot
@@ -37,7 +37,7 @@ from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolErro
 from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
-from flodl.launch.plan import RunSpec
+from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started, read_token_file
 from flodl.messages import (
     AskBootstrap,
@@ -75,6 +75,9 @@ FIRST_WORD_S: Final = 10.0
 
 FAREWELL_S: Final = 3.0
 """How long a host that was told to leave may take to read it; one that fell silent is cut off at once."""
+
+START_LOOK_S: Final = 0.1
+"""Between two looks whether the run starts without the hosts that preflight keeps out."""
 
 EXPIRE_S: Final = 0.5
 STATE_EVERY_S: Final = 1.0
@@ -139,7 +142,7 @@ class Controller:
         self._roster = Roster(
             spec,
             token,
-            self._dial_candidates(),
+            listening.announced(spec.advertise, sockets[0]),
             format_address(host, self._port),
             run.logs,
             self._driver.post,
@@ -171,7 +174,7 @@ class Controller:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._watch_signals()
-        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect)
+        handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect, self._note_refused)
         run = Run(self._spec.run_id, self._token, self._join_token)
         mux = PortMux(self._sockets, run, handlers, self._clock, self._security)
         inner = tunnels.without_http(handlers)
@@ -186,9 +189,9 @@ class Controller:
                     tasks.create_task(self._write_state(), name="state"),
                 ]
                 self._announce()
-                services += [tasks.create_task(self._roster.bring_up(host)) for host in self._spec.hosts]
+                services.append(tasks.create_task(self._roster.bring_up_all(), name="roster"))
                 if self._head is not None:
-                    services.append(tasks.create_task(self._head.live(self._driver.post), name="head"))
+                    services.append(tasks.create_task(self._live_head(self._head), name="head"))
                 await self._driver.run()
                 await self._finish()
                 for service in (*services, *self._searches):
@@ -207,12 +210,17 @@ class Controller:
                 sock.close()
 
     # ------------------------------------------------------------------------------------------------------ start
-    def _dial_candidates(self) -> tuple[str, ...]:
-        """What daemons dial: the configured address verbatim, else ours where we are bound to one."""
-        if self._spec.advertise:
-            return (format_address(self._spec.advertise, self._port),)
-        bound = self._sockets[0].getsockname()[0]
-        return () if is_unspecified(bound) else (format_address(bound, self._port),)
+    async def _live_head(self, head: HeadProcess | PromotedHead) -> None:
+        """A script that we start may do anything before ``Trainer.run``: it waits for preflight, and where that keeps a
+        host out, for the run's start without it. It is not started for a run that ends before.
+        """
+        while self._spec.spawns_head and self._core.phase is Phase.WAITING and not self._roster.is_clear.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._roster.is_clear.wait(), START_LOOK_S)
+        if self._spec.spawns_head and self._core.ending.is_decided:
+            self._driver.post(ev.HeadExited(0, 0))
+        else:
+            await head.live(self._driver.post)
 
     def _announce(self) -> None:
         started = process_started(os.getpid())
@@ -223,6 +231,9 @@ class Controller:
         info = ControllerInfo(os.getpid(), started, host, port, self._spec.tls, shown)
         self._run.write("controller.json", dump(info))
         self._tell_security(shown)
+        terms = self._core.startup.window.terms()
+        if terms:
+            self._events.add(act.Record("window_open", act.Severity.INFO, f"the join window is open: {terms}", {}))
 
     def _tell_security(self, certificate: str) -> None:
         if certificate:
@@ -288,7 +299,10 @@ class Controller:
         if not isinstance(hello, HostHello) or hello.host != host:
             raise RemoteProtocolError(f"host {host}: expected its hello, got {type(hello).__name__}")
         if host in self._streams:
-            stream.send(StopHost(f"host {host} has already joined this run", 0.0))
+            reason = f"host {host} has already joined this run; another machine needs another name"
+            stream.send(StopHost(reason, 0.0))
+            detail = f"{host} refused, at {hello.address}: {reason}"
+            self._events.add(act.Record("join_refused", act.Severity.WARNING, detail, {"host": host}))
             return
         self._streams[host], self._hellos[host] = stream, hello
         self._told_to_leave.discard(host)
@@ -369,6 +383,9 @@ class Controller:
         except BaseException:
             link.close()
             raise
+
+    def _note_refused(self, where: str, reason: str) -> None:
+        self._events.add(act.Record("peer_refused", act.Severity.WARNING, f"{where} {reason}", {}))
 
     # ----------------------------------------------------------------------------------------------------- actions
     def _execute(self, action: act.JobAction) -> None:
@@ -589,4 +606,6 @@ def _join_settings(spec: RunSpec) -> JoinSettings:
         join.join_timeout_s,
         join.max_join_timeout_s,
         join.elastic,
+        join.start,
+        frozenset(host.name for host in spec.hosts if host.kind is HostKind.MANAGED),
     )

@@ -1,30 +1,54 @@
-"""May these ranks train together? One pure question, answered with what differs and where."""
+"""May these ranks train together? One pure question, answered with what differs, where, and what to do about it."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 
+from flodl.core.membership import Member, Membership
 from flodl.messages import HeadReady, HostHello, RankReady, Settings
 
+SAME_BUILD = (
+    "Every process must build the same model, optimizer, dataset and settings: "
+    "look for code that depends on the rank, the host or the time before Trainer.run"
+)
+SAME_SCRIPT = "Every host must have the same script: copy the project there anew"
+ONE_KIND = (
+    "A collective mode averages over devices of one kind: take a cpu_* mode, or leave out the hosts of the other kind"
+)
+ONE_TORCH = "A collective mode needs one torch (major.minor) everywhere: install the same, or take a cpu_* mode"
 
-def disagreement(reports: Sequence[RankReady], head: HeadReady | None) -> str:
+_KINDS = {"cpu": "CPU", "cuda": "NVIDIA GPU", "rocm": "AMD GPU"}
+_SCRIPT = "script"
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """One thing that is not alike, and what to do."""
+
+    text: str
+    remedy: str
+
+
+def disagreement(reports: Sequence[RankReady], members: Membership, head: HeadReady | None) -> str:
     """Why this cohort is refused, naming what differs and between whom; empty when all agree.
 
-    ``reports`` are in rank order; the first is the measure. The head is compared where it knows the same things.
+    ``reports`` are in rank order, the first is the measure; ``members`` knows their hosts and devices. The head is
+    compared where it knows the same things.
     """
     first = reports[0]
     for other in reports[1:]:
-        differing = _settings(first.settings, other.settings) + _fingerprint(first.fingerprint, other.fingerprint)
-        if first.backend != other.backend:
-            differing.append(f"averaging backend ({first.backend} against {other.backend})")
+        differing = _between(first, other, members)
         if differing:
-            return _refusal(f"rank {first.rank} and rank {other.rank}", differing)
+            return _refusal(f"{_who(first, members)} and {_who(other, members)}", differing)
     if head is not None:
-        differing = _settings(first.settings, head.settings) + _fingerprint(
-            {name: value for name, value in first.fingerprint.items() if name in head.fingerprint}, head.fingerprint
-        )
+        differing = _from_head(first, head)
         if differing:
-            return _refusal(f"rank {first.rank} and the head", differing)
+            return _refusal(f"{_who(first, members)} and the head", differing)
     return _too_small(first.settings, len(reports))
+
+
+def fits_head(report: RankReady, head: HeadReady | None) -> bool:
+    """Whether this rank trains what the head wants trained; without a head it does."""
+    return head is None or not _from_head(report, head)
 
 
 def miscounted_ratios(settings: Settings, world_size: int) -> str:
@@ -33,6 +57,15 @@ def miscounted_ratios(settings: Settings, world_size: int) -> str:
     if ratios is None or len(ratios) == world_size:
         return ""
     return f"partition_ratios has {len(ratios)} ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+
+
+def torch_skew(members: Iterable[Member]) -> str:
+    """Which hosts have another torch than the others, where that is so; a mode that is not collective bears it."""
+    hosts: dict[str, dict[str, None]] = {}
+    for member in members:
+        if member.torch:
+            hosts.setdefault(_minor(member.torch), {})[f"{member.host} has {member.torch}"] = None
+    return "" if len(hosts) < 2 else "; ".join(text for texts in hosts.values() for text in texts)
 
 
 def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
@@ -48,15 +81,40 @@ def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
     )
 
 
-def _refusal(who: str, differing: Sequence[str]) -> str:
-    return (
-        f"{who} do not agree on: {'; '.join(differing)}. "
-        "Every process must build the same model, optimizer, dataset and settings: "
-        "look for code that depends on the rank, the host or the time before Trainer.run"
-    )
+def _who(report: RankReady, members: Membership) -> str:
+    return f"rank {report.rank} on {members[report.rank].host}"
 
 
-def _settings(mine: Settings, other: Settings) -> list[str]:
+def _refusal(who: str, differing: Sequence[_Difference]) -> str:
+    remedies = dict.fromkeys(each.remedy for each in differing)
+    return f"{who} do not agree on: {'; '.join(each.text for each in differing)}. {'. '.join(remedies)}"
+
+
+def _between(mine: RankReady, other: RankReady, members: Membership) -> list[_Difference]:
+    found = _settings(mine.settings, other.settings) + _fingerprint(mine.fingerprint, other.fingerprint)
+    unlike = _unlike(members[mine.rank], members[other.rank]) if mine.settings.cadence.mode.is_collective else []
+    if not unlike and mine.backend != other.backend:
+        unlike = [_Difference(f"averaging backend ({mine.backend} against {other.backend})", ONE_KIND)]
+    return found + unlike
+
+
+def _unlike(mine: Member, other: Member) -> list[_Difference]:
+    """What a collective group cannot bear."""
+    found = []
+    if mine.device.kind != other.device.kind:
+        kinds = [_KINDS.get(member.device.kind, member.device.kind) for member in (mine, other)]
+        found.append(_Difference(f"kind of device ({kinds[0]} against {kinds[1]})", ONE_KIND))
+    if mine.torch and other.torch and _minor(mine.torch) != _minor(other.torch):
+        found.append(_Difference(f"torch ({mine.torch} against {other.torch})", ONE_TORCH))
+    return found
+
+
+def _from_head(report: RankReady, head: HeadReady) -> list[_Difference]:
+    known = {name: value for name, value in report.fingerprint.items() if name in head.fingerprint}
+    return _settings(report.settings, head.settings) + _fingerprint(known, head.fingerprint)
+
+
+def _settings(mine: Settings, other: Settings) -> list[_Difference]:
     found = []
     for field in fields(Settings):
         a, b = getattr(mine, field.name), getattr(other, field.name)
@@ -70,15 +128,23 @@ def _settings(mine: Settings, other: Settings) -> list[str]:
             ]
         else:
             found.append(f"{field.name} ({a} against {b})")
-    return found
+    return [_Difference(text, SAME_BUILD) for text in found]
 
 
-def _fingerprint(mine: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
+def _fingerprint(mine: Mapping[str, str], other: Mapping[str, str]) -> list[_Difference]:
     return [
-        f"{name} ({mine.get(name, 'absent')} against {other.get(name, 'absent')})"
+        _Difference(
+            f"{name} ({mine.get(name, 'absent')} against {other.get(name, 'absent')})",
+            SAME_SCRIPT if name == _SCRIPT else SAME_BUILD,
+        )
         for name in sorted({*mine, *other})
         if mine.get(name) != other.get(name)
     ]
+
+
+def _minor(version: str) -> str:
+    """Major and minor of a version."""
+    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def _too_small(settings: Settings, ranks: int) -> str:

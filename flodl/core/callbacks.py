@@ -21,12 +21,15 @@ _Call: TypeAlias = tuple[CallbackKind | None, int]
 
 
 class Callbacks:
-    """See the module docstring. ``elche`` says who is the fastest when somebody is elected."""
+    """See the module docstring. ``elche`` says who is the fastest when somebody is elected. ``last_eval`` is the latest
+    evaluation's value with its epoch's number, None before the first.
+    """
 
     def __init__(self, settings: Settings, membership: Membership, elche: ElChe) -> None:
         self._settings, self._membership, self._elche = settings, membership, elche
         self._election = Election(settings.callback_rank)
         self._calls: dict[_Call, RankId | None] = {}
+        self.last_eval: tuple[int, float] | None = None
 
     @property
     def owner(self) -> RankId | None:
@@ -71,6 +74,7 @@ class Callbacks:
             return [_failed("eval_failed", "eval_fn", epoch, rank, message.error)]
         detail = f"epoch {epoch + 1}: eval {message.value:.6g}"
         fields = {"epoch": epoch, "value": message.value, "rank": rank}
+        self.last_eval = (epoch, message.value)
         return [Record("eval", Severity.INFO, detail, fields), SendHead(EvalReport(epoch, message.value))]
 
     def on_done(self, message: CallbackDone) -> list[JobAction]:

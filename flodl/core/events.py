@@ -77,6 +77,13 @@ class StopAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class StartAsked:
+    """An operator wants the join window to close now, and the run to start with whoever is there."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """An operator wants ``host`` to leave the run at the next commit, without loss."""
 
@@ -130,6 +137,7 @@ JobEvent: TypeAlias = (
     | HeadSaid
     | HeadExited
     | StopAsked
+    | StartAsked
     | DrainAsked
     | StateStored
     | PlaceTried

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 
 from flodl.core.actions import JobAction, ReadBundle, Record, SendBundle, SendHost, Severity
-from flodl.core.admission import disagreement
+from flodl.core.admission import disagreement, torch_skew
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership
 from flodl.core.saving import HANDOVER_STEM
@@ -28,6 +28,8 @@ MAX_TRIES = 3
 NOT_ELASTIC = "the run has started without it, and join.elastic is false"
 
 DRAINED = "its host is drained"
+
+ENDED_WITH_RUN = "stopped with the run"
 
 
 class Newcomer(StrEnum):
@@ -87,7 +89,7 @@ class Growth:
         self._liveness.watch_host(hello.host, now_s)
         specs: list[RankSpec] = []
         for device in hello.devices:
-            member = self._membership.spawn(hello.host, device)
+            member = self._membership.spawn(hello.host, device, hello.torch)
             self._liveness.watch_rank(member.rank, hello.host, now_s)
             self._newcomers[member.rank] = Newcomer.BUILDING
             specs.append(RankSpec(member.rank, len(specs), device))
@@ -102,16 +104,18 @@ class Growth:
         """The newcomer has built its model; ``first`` is what the cohort has agreed on."""
         if self._newcomers.get(report.rank) is not Newcomer.BUILDING:
             return []
-        reason = disagreement([first, report], None)
+        reason = disagreement([first, report], self._membership, None)
         if reason:
             self.departing[report.rank] = reason
             return []
         self._membership.mark_ready(report.rank)
         self._newcomers[report.rank] = Newcomer.READY
+        skew = torch_skew(self._membership[rank] for rank in (first.rank, report.rank))
+        notes = [Record("torch_skew", Severity.WARNING, f"torch differs: {skew}", {})] if skew else []
         self._is_eager = True
         host = self._membership[report.rank].host
         detail = f"rank {report.rank} on {host} is ready: it takes part from the next commit on"
-        return [Record("newcomer_ready", Severity.INFO, detail, {"host": host, "rank": report.rank})]
+        return [*notes, Record("newcomer_ready", Severity.INFO, detail, {"host": host, "rank": report.rank})]
 
     # ------------------------------------------------------------------------------------------------------ a handover
     def begin(self, now_s: float) -> None:
@@ -182,7 +186,7 @@ def refusal(host: HostName, settings: Settings, known: Sequence[HostName], is_el
     if not is_elastic:
         return NOT_ELASTIC
     if host in known:
-        return f"host {host} has already joined this run"
+        return f"host {host} has already joined this run; another machine needs another name"
     if settings.cadence.partition_ratios is not None:
         return "partition_ratios name the share of each rank there was at the start; leave them out to let hosts join"
     return ""

@@ -40,12 +40,13 @@ from flodl.core.events import (
     PlaceTried,
     SaveSettled,
     Stalled,
+    StartAsked,
     StateStored,
     StopAsked,
     Ticked,
 )
 from flodl.core.finale import Finale
-from flodl.core.growth import DRAINED, NOT_ELASTIC, Growth, refusal, sent_away
+from flodl.core.growth import DRAINED, ENDED_WITH_RUN, NOT_ELASTIC, Growth, refusal, sent_away
 from flodl.core.leaving import Leaving
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse, PulseChanged
 from flodl.core.losses import Losses
@@ -170,6 +171,8 @@ class JobCore:
                 actions = self._on_head_exited(event, now_s)
             case StopAsked():
                 actions = self._on_stop(event, now_s)
+            case StartAsked():
+                actions = self.startup.fire(event, self.start_refusal())
             case DrainAsked():
                 actions = self._on_drain(event)
             case StateStored():
@@ -356,8 +359,8 @@ class JobCore:
             case RankReady():
                 return self._on_ready(message)
             case RankError():
-                if rank in self.growth:
-                    return self._send_away(rank, message.error)
+                if self._is_guest(rank):
+                    return self._dismiss_guest(rank, message.error, now_s)
                 return self._on_rank_error(host, message, now_s)
             case RankFinished():
                 return self._on_finished(host, rank)
@@ -417,6 +420,22 @@ class JobCore:
         self.startup.report_ready(message)
         return []
 
+    def _is_guest(self, rank: RankId) -> bool:
+        """Whether this rank may fail without the run: a newcomer, or one of a guest while the others start."""
+        is_trial = self.phase is Phase.STAGING and self.startup.window.is_guest(self.membership[rank].host)
+        return rank in self.growth or is_trial
+
+    def _dismiss_guest(self, rank: RankId, reason: str, now_s: float) -> list[JobAction]:
+        """A guest cannot take part. Where the start counted on it there may be too few now."""
+        actions = self._send_away(rank, reason)
+        left = self.membership.with_status(RankStatus.SPAWNED, RankStatus.READY, RankStatus.LIVE)
+        if self.phase is not Phase.STAGING or (left and len(left) >= self.startup.least):
+            return actions
+        message = f"too few ranks to start: {len(left)} of {self.startup.least} ranks are left; rank {rank}: {reason}"
+        return actions + self._fail(
+            end.loss(end.KIND_REFUSED, self.membership[rank].host, rank, reason), message, now_s
+        )
+
     def _send_away(self, rank: RankId, reason: str) -> list[JobAction]:
         """A newcomer cannot take part; nobody else is touched. Its host leaves with its last rank."""
         host = self.membership[rank].host
@@ -464,12 +483,12 @@ class JobCore:
         ):
             return self._bury_quietly(rank, "ended") + self.leaving.end_rank(host, rank)
         signalled = f"ended by signal {message.signal}"
-        if rank in self.growth and self.phase is not Phase.ENDING:
-            return self._send_away(rank, signalled if message.signal else f"exited with code {code}")
+        if self._is_guest(rank) and self.phase is not Phase.ENDING:
+            return self._dismiss_guest(rank, signalled if message.signal else f"exited with code {code}", now_s)
         loss = Failure(end.KIND_SIGNAL, host, rank, signalled, "", code, message.signal)
         if self.phase is Phase.ENDING:
             is_loss = message.signal and not message.by_us and not self.ending.is_decided
-            return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, "stopped with the run")
+            return self._note_late_loss(loss) if is_loss else self._bury_quietly(rank, ENDED_WITH_RUN)
         if message.by_us:
             reason = "stopped by its daemon, which leaves the run"
             return self._lose((rank,), end.loss(end.KIND_HOST, host, rank, reason), now_s)
@@ -532,7 +551,7 @@ class JobCore:
         )
         is_staging = self.phase in (Phase.STAGING, Phase.LOADING)
         is_starting = is_staging or self.phase is Phase.FORMING
-        least = self._settings.join.min_rank_start or (len(self.membership) if is_staging else 1)
+        least = self.startup.least if is_staging else self.startup.window.least or 1
         if not left or (is_starting and len(left) < least):
             have = f"{len(left)} of {least} ranks are left" if left else "no rank is left"
             message = f"too few ranks to go on: {have}; {failure.error}"
@@ -590,6 +609,10 @@ class JobCore:
             return [known, *self.finale.watch_head()]
         message = f"stopped by {event.source}"
         return [note, *self._stop(event.exit_code, message, SaveReason.GRACEFUL_SHUTDOWN, now_s)]
+
+    def start_refusal(self) -> str:
+        """Why a person may not start the run now; empty when they may."""
+        return self.startup.start_refusal(self.phase, self.phase is Phase.WAITING)
 
     def _on_drain(self, event: DrainAsked) -> list[JobAction]:
         refusal = self.drain_refusal(event.host)
@@ -672,7 +695,7 @@ class JobCore:
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
         match self.startup.verdict(now_s):
             case Verdict.WAIT:
-                return []
+                return self.startup.hold()
             case Verdict.START:
                 self.phase = Phase.STAGING
                 return self.startup.spawn(now_s)
@@ -682,8 +705,7 @@ class JobCore:
                 assert_never(verdict)
 
     def _fail_to_join(self, now_s: float) -> list[JobAction]:
-        failure = self.startup.absence_failure()
-        self.ending.fail(failure, f"the run cannot start:\n{failure.error}")
+        self.ending.fail(*self.startup.give_up(now_s))
         return self._end(now_s, self._settings.stop_grace_s)
 
     def _agree(self, now_s: float) -> list[JobAction]:
@@ -694,6 +716,15 @@ class JobCore:
                 return []
             late = f"the head (the script on the controller's machine) did not reach Trainer.run within {grace_s:g} s"
             return self._fail(Failure(end.KIND_HEAD, "", -1, late, "", 1, 0), late, now_s)
+        outcasts = startup.outcasts()
+        sent = [action for rank, why in outcasts.items() for action in self._dismiss_guest(rank, why, now_s)]
+        if self.phase is not Phase.STAGING:
+            return sent
+        return sent + self._admit_sound(now_s)
+
+    def _admit_sound(self, now_s: float) -> list[JobAction]:
+        """Those that are left agree, and what they train can be saved: they are admitted."""
+        startup = self.startup
         reason = startup.disagreement()
         if reason:
             return self._refuse(reason, now_s)

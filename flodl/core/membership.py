@@ -26,11 +26,12 @@ class RankStatus(StrEnum):
 
 @dataclass(slots=True)
 class Member:
-    """One rank. ``reason`` says why it is dead."""
+    """One rank. ``torch`` is its host's version, empty where that is not known; ``reason`` says why it is dead."""
 
     rank: RankId
     host: HostName
     device: Device
+    torch: str = ""
     status: RankStatus = RankStatus.SPAWNED
     reason: str = ""
 
@@ -42,9 +43,9 @@ class Membership:
         self.incarnation: Incarnation = 0
         self._members: dict[RankId, Member] = {}
 
-    def spawn(self, host: HostName, device: Device) -> Member:
-        """Give the next rank id to ``device`` on ``host``."""
-        member = Member(len(self._members), host, device)
+    def spawn(self, host: HostName, device: Device, torch: str = "") -> Member:
+        """Give the next rank id to ``device`` on ``host``, which has that version of torch."""
+        member = Member(len(self._members), host, device, torch)
         self._members[member.rank] = member
         return member
 

@@ -52,16 +52,23 @@ class Places:
         return orders
 
 
-def unfit(hello: HostHello) -> str:
-    """Why a host cannot serve a plain run, in which ranks dial each other, and a script finds its device by its local
-    rank alone; empty when it can.
-    """
-    if hello.tunnelled:
-        return f"the tunnel of {hello.host} leads to the controller only, and the ranks of a plain run dial each other"
+def mixture(hello: HostHello) -> str:
+    """Why the devices of a host cannot serve a plain run: a script finds its device by its local rank alone."""
     kinds = sorted({device.kind for device in hello.devices})
     if len(kinds) < 2:
         return ""
     return f"host {hello.host} offers {' and '.join(kinds)} devices; a plain run takes one kind per host"
+
+
+def shut_off(hellos: Sequence[HostHello]) -> str:
+    """Why these hosts cannot serve one plain run: its ranks reach each other by themselves. Empty when they can."""
+    tunnelled = [hello.host for hello in hellos if hello.tunnelled]
+    if len(hellos) < 2 or not tunnelled:
+        return ""
+    return (
+        f"a plain run needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        "controller only: leave the tunnel out"
+    )
 
 
 def meeting_point(hosts: Sequence[HostName], hellos: Mapping[HostName, HostHello]) -> tuple[str, str]:

@@ -29,6 +29,7 @@ from flodl.core.events import (
     PlaceTried,
     SaveSettled,
     Stalled,
+    StartAsked,
     StateStored,
     StopAsked,
     Ticked,
@@ -36,7 +37,7 @@ from flodl.core.events import (
 from flodl.core.finale import KILL_MARGIN_S, Finale
 from flodl.core.liveness import Liveness, LivenessSettings, Pulse
 from flodl.core.membership import Membership
-from flodl.core.places import Places, meeting_point, unfit
+from flodl.core.places import Places, meeting_point, mixture, shut_off
 from flodl.core.preemption import stop_asked
 from flodl.core.restarts import Restarts
 from flodl.core.running_time import RunningTime
@@ -128,6 +129,8 @@ class PlainCore:
                 actions = self._host_gone(host, f"connection lost: {reason}", now_s, is_missed=True)
             case HostFailed():
                 actions = self.startup.fail(event)
+            case StartAsked():
+                actions = self.startup.fire(event, self.start_refusal())
             case StopAsked():
                 actions = self._on_stop(event, now_s)
             case Stalled(gap_s):
@@ -169,6 +172,10 @@ class PlainCore:
     def may_come_later(self, host: HostName) -> bool:
         """Never: see ``refusal``."""
         return False
+
+    def start_refusal(self) -> str:
+        """Why a person may not start the run now; empty when they may."""
+        return self.startup.start_refusal(self.phase, self.phase is PlainPhase.WAITING)
 
     def drain_refusal(self, host: HostName) -> str:
         """Why ``host`` may not be drained: there is no commit at which it could leave without loss."""
@@ -233,7 +240,7 @@ class PlainCore:
 
     def _on_hello(self, hello: HostHello, now_s: float) -> list[JobAction]:
         is_waiting = self.phase is PlainPhase.WAITING
-        reason = self.refusal(hello.host) or self.startup.window.misfit(hello, is_waiting) or unfit(hello)
+        reason = self.refusal(hello.host) or self.startup.window.misfit(hello, is_waiting) or mixture(hello)
         if not reason and self._places is not None:
             reason = self._places.misfit(hello)
         if reason:
@@ -403,6 +410,10 @@ class PlainCore:
         self.restarts.give_up(failure)
         return self._end(now_s, self.settings.stop_grace_s)
 
+    def _refuse(self, reason: str, now_s: float) -> list[JobAction]:
+        self.ending.fail(Failure(end.KIND_REFUSED, "", -1, reason, "", end.EXIT_USAGE, 0), reason)
+        return self._end(now_s, self.settings.stop_grace_s)
+
     def _end(self, now_s: float, grace_s: float) -> list[JobAction]:
         self.phase, self._deadline_s = PlainPhase.ENDING, None
         return self._finale.stop_all(self.hosts, now_s, grace_s)
@@ -425,13 +436,14 @@ class PlainCore:
     def _proceed_waiting(self, now_s: float) -> list[JobAction]:
         match self.startup.verdict(now_s):
             case Verdict.WAIT:
-                return []
+                return self.startup.hold()
             case Verdict.START:
-                self._places = Places(self.startup.window.devices())
-                return self._pick_port(self._places)
+                if reason := shut_off(tuple(self.startup.window.joined.values())):
+                    return self._refuse(reason, now_s)
+                self._places = places = Places(self.startup.window.devices())
+                return [*self.startup.note_shortfall(), *self._pick_port(places)]
             case Verdict.FAIL:
-                failure = self.startup.absence_failure()
-                self.ending.fail(failure, f"the run cannot start:\n{failure.error}")
+                self.ending.fail(*self.startup.give_up(now_s))
                 return self._end(now_s, self.settings.stop_grace_s)
             case _ as verdict:
                 assert_never(verdict)

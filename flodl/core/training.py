@@ -7,6 +7,7 @@ window, from what is alive then. JobCore tells it who is alive and carries out w
 hosts' lives, the head or exit codes.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
@@ -81,6 +82,7 @@ class Training:
     """See the module docstring. ``stall_s`` is the longest a reduce may take with everyone alive.
 
     ``outcasts`` are live ranks to be lost, and why: no attempt starts until the caller has taken and buried them.
+    ``lowest_loss`` is the best closed epoch's, with that epoch's number; None before the first one with a finite loss.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Training:
         self._is_winding_up = False
         self.stalled_reason = ""
         self.last: dict[RankId, LastWindow] = {}
+        self.lowest_loss: tuple[int, float] | None = None
         self.merged: dict[RankId, tuple[int, int]] = {}
         self.outcasts: dict[RankId, str] = {}
         self.cadence = Cadence(settings.cadence, membership.live)
@@ -529,8 +532,13 @@ class Training:
             Record("epoch", Severity.INFO, f"epoch {epoch + 1}: loss {loss}", fields),
             SendHead(report),
         ]
+        self._note_loss(epoch, report.avg_loss)
         self.callbacks.close_epoch(epoch)
         return actions
+
+    def _note_loss(self, epoch: int, loss: float | None) -> None:
+        if loss is not None and math.isfinite(loss) and (self.lowest_loss is None or loss < self.lowest_loss[1]):
+            self.lowest_loss = (epoch, loss)
 
     def _next_window(self) -> list[JobAction]:
         if self.state is TrainingState.STALLED:

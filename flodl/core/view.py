@@ -31,6 +31,7 @@ def _plain_run(core: PlainCore, now_s: float) -> dict[str, Any]:
         "hosts": _hosts(core, now_s),
         "ranks": [_plain_rank(core, member, now_s) for member in core.membership.all()],
         **_troubles(core),
+        "join": _join(core, now_s),
         "waits_for": _awaited_by_plain(core),
     }
 
@@ -50,6 +51,7 @@ def _run(core: JobCore, now_s: float) -> dict[str, Any]:
         "hosts": _hosts(core, now_s),
         "ranks": [_rank(core, member) for member in core.membership.all()],
         **_troubles(core),
+        "join": _join(core, now_s),
         "waits_for": _awaited(core),
     }
     if training is not None:
@@ -60,6 +62,8 @@ def _run(core: JobCore, now_s: float) -> dict[str, Any]:
             "epoch_samples": training.supply.epoch_size,
             "samples_merged": training.supply.epoch_merged,
             "callback_rank": training.callbacks.owner,
+            "lowest_loss": _metric(training.lowest_loss),
+            "last_eval": _metric(training.callbacks.last_eval),
             "cadence": {
                 "phase": training.elche.phase.name.lower(),
                 "anchor": training.elche.anchor if has_anchor else None,
@@ -72,10 +76,44 @@ def _run(core: JobCore, now_s: float) -> dict[str, Any]:
     return view
 
 
-def _awaited(core: JobCore) -> list[str]:
-    """Whom a run that ends still waits for: ranks first, then hosts, then the head."""
-    if not core.ending.is_decided and core.phase not in (Phase.FINISHING, Phase.ENDING):
+def _metric(found: tuple[int, float] | None) -> dict[str, Any] | None:
+    """A value and the epoch that it is of; epochs count from 0."""
+    return None if found is None else {"epoch": found[0], "value": found[1]}
+
+
+def _join(core: JobCore | PlainCore, now_s: float) -> dict[str, Any] | None:
+    """The join window while it is open; seconds from now. Once it can only be held ``closes_in_s`` is None."""
+    window = core.startup.window
+    if core.phase not in (Phase.WAITING, PlainPhase.WAITING):
+        return None
+    running_s, closes_at_s = core.running_s(now_s), window.closes_at_s
+    return {
+        "start": str(window.settings.start),
+        "is_held": not window.fire_refusal(),
+        "has_least": window.has_least,
+        "ranks": window.rank_count,
+        "least": window.least or None,
+        "target": window.settings.target_ranks or None,
+        "closes_in_s": None if closes_at_s is None else max(closes_at_s - running_s, 0.0),
+        "fails_in_s": max(window.fails_at_s - running_s, 0.0),
+    }
+
+
+def _coming(core: JobCore) -> list[str]:
+    """Whom a run that starts still waits for."""
+    if core.phase is Phase.WAITING:
+        return [f"host {absence.host}" for absence in core.startup.window.absences()]
+    if core.phase is not Phase.STAGING:
         return []
+    building = core.membership.with_status(RankStatus.SPAWNED)
+    ranks = [f"rank {rank} on {core.membership[rank].host}" for rank in building]
+    return ranks or ([] if core.startup.head_ready else ["the head"])
+
+
+def _awaited(core: JobCore) -> list[str]:
+    """Whom a run that starts or ends still waits for: ranks first, then hosts, then the head."""
+    if not core.ending.is_decided and core.phase not in (Phase.FINISHING, Phase.ENDING):
+        return _coming(core)
     ranks = core.membership.live
     if core.training is not None and core.phase is Phase.FINISHING:
         owner = core.training.callbacks.owner
@@ -86,7 +124,9 @@ def _awaited(core: JobCore) -> list[str]:
 
 
 def _awaited_by_plain(core: PlainCore) -> list[str]:
-    """Whom a run that is between two starts, or ends, waits for."""
+    """Whom a run that starts, is between two starts, or ends, waits for."""
+    if core.phase is PlainPhase.WAITING:
+        return [f"host {absence.host}" for absence in core.startup.window.absences()]
     if core.phase is PlainPhase.GATHERING:
         return [f"host {host}" for host in core.missing]
     is_stopping = core.phase in (PlainPhase.STOPPING, PlainPhase.ENDING)

@@ -15,11 +15,13 @@ DAEMON: Final = ("-P", "-m", "flodl_daemon", "run", "--bootstrap-stdin")
 FOLDER_MISSING: Final = 91
 INTERPRETER_MISSING: Final = 92
 
-_START: Final = (
+_EXPAND: Final = (
     'case "$1" in "~"|"~/"*) fdl_dir="$HOME${1#"~"}";; *) fdl_dir=$1;; esac; '
     'case "$2" in "~/"*) fdl_py="$HOME${2#"~"}";; *) fdl_py=$2;; esac; '
-    f'cd -- "$fdl_dir" 2>/dev/null || exit {FOLDER_MISSING}; '
-    f'command -v -- "$fdl_py" >/dev/null 2>&1 || exit {INTERPRETER_MISSING}; '
+)
+_FIND: Final = f'command -v -- "$fdl_py" >/dev/null 2>&1 || exit {INTERPRETER_MISSING}; '
+_START: Final = (
+    f'{_EXPAND}cd -- "$fdl_dir" 2>/dev/null || exit {FOLDER_MISSING}; {_FIND}'
     'exec "$fdl_py" -P -m flodl_daemon.warden -- "$fdl_py" -P -m flodl_daemon run --bootstrap-stdin'
 )
 
@@ -64,6 +66,14 @@ def agent_command(host: "HostPlan") -> str:
     with its length in front. It ends with 92 when the interpreter is missing.
     """
     return _by_interpreter(host, _AGENT)
+
+
+def remote_question(host: "HostPlan", code: str, nonce: str) -> str:
+    """What ssh is asked to run for preflight: Python ``code`` in the very interpreter and, where there is one, folder
+    of the daemon. It ends with 92 when the interpreter is missing.
+    """
+    ask = shlex.join(["-c", code, nonce])
+    return _by_interpreter(host, f'{_EXPAND}cd -- "$fdl_dir" 2>/dev/null; {_FIND}exec "$fdl_py" {ask}')
 
 
 def _by_interpreter(host: "HostPlan", script: str) -> str:

@@ -30,6 +30,8 @@ from flodl.messages import (
     DrainAccepted,
     DrainRequest,
     FromClient,
+    StartAccepted,
+    StartRequest,
     StopAccepted,
     StopRequest,
 )
@@ -101,6 +103,23 @@ class ControllerClient:
             RemoteProtocolError: it broke the protocol.
         """
         return str(self._ask(StopRequest(source, abort, exit_code), StopAccepted).phase)
+
+    def start(self, source: str) -> tuple[int, tuple[HostName, ...]]:
+        """Ask that the join window closes now and the run starts.
+
+        Returns:
+            How many ranks start, and on which hosts.
+
+        Raises:
+            ConfigError: it may not start now; the message says why.
+            PeerLost: the controller cannot be reached or closed the connection.
+            JoinRefused: it did not let us in.
+            RemoteProtocolError: it broke the protocol.
+        """
+        reply = self._ask(StartRequest(source), StartAccepted | Declined)
+        if isinstance(reply, Declined):
+            raise ConfigError(f"run {self._run_id} cannot be started: {reply.reason}")
+        return int(reply.ranks), tuple(reply.hosts)
 
     def drain(self, host: HostName, source: str) -> tuple[RankId, ...]:
         """Ask that ``host`` leaves at the next commit.

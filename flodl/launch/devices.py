@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Sequence
 
-from flodl.config.gpus import GpuInfo, probe_gpus
+from flodl.config.gpus import GpuInfo, GpuProbe, probe_gpus
 from flodl.errors import ConfigError
 from flodl.messages import Device
 
@@ -18,12 +18,26 @@ def offered(configured: Sequence[str], host: str) -> tuple[Device, ...]:
         ConfigError: a GPU that is not there, or one that is named twice or ambiguously; the message names the host, the
             word and what is there.
     """
-    if all(word == "cpu" for word in configured):
-        return tuple(Device("cpu", index) for index in range(len(configured)))
+    if not asks_for_gpus(configured):
+        return chosen(configured, host, GpuProbe(()))
     probe = probe_gpus()
+    if list(configured) == ["all"] and not probe.gpus:
+        _log.warning("host %s: no GPU, one CPU rank instead: %s", host, probe.reason)
+    return chosen(configured, host, probe)
+
+
+def asks_for_gpus(configured: Sequence[str]) -> bool:
+    """Whether what is configured depends on the host's GPUs."""
+    return any(word != "cpu" for word in configured)
+
+
+def chosen(configured: Sequence[str], host: str, probe: GpuProbe) -> tuple[Device, ...]:
+    """As ``offered``, where ``probe`` is what the host has. Pure.
+
+    Raises:
+        ConfigError: as there.
+    """
     if list(configured) == ["all"]:
-        if not probe.gpus:
-            _log.warning("host %s: no GPU, one CPU rank instead: %s", host, probe.reason)
         return tuple(map(_cuda, probe.gpus)) or (Device("cpu", 0),)
     there = ", ".join(f"{gpu.index} ({gpu.uuid})" for gpu in probe.gpus) or f"none ({probe.reason})"
     devices: list[Device] = []

@@ -57,9 +57,12 @@ def last_lines(path: Path, count: int = LAST_LINES, max_bytes: int = MAX_TAIL_BY
 
 
 def _message(outcome: Mapping[str, Any]) -> str:
+    """What the first failure does not say again; of a message that lists it, the line above it."""
     message, failure = printable(str(outcome.get("message", ""))), outcome.get("failure")
-    is_repeated = isinstance(failure, dict) and _what(failure) in message
-    return f": {message}" if message and not is_repeated else ""
+    if isinstance(failure, dict) and _what(failure) in message:
+        heading = message.partition(_what(failure))[0]
+        message = heading.rstrip() if heading.endswith("\n") else ""
+    return f": {message}" if message else ""
 
 
 def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,5 @@
-"""``join``: this machine's devices for a run whose controller runs elsewhere, as long as this command lives.
+"""``join``: this machine's devices for a run whose controller runs elsewhere, as long as this command lives. It may
+come while the join window is open, or when the run trains.
 
 A daemon is started here as the controller would have started it, with a bootstrap that the controller gives. The
 daemon does the rest; this process watches the run's snapshots and says what becomes of the host. The first Ctrl-C lets
@@ -234,6 +235,10 @@ class _Guest:
         task.add_done_callback(self._asking.discard)
 
     async def _ask_to_leave(self, source: str, presence: Presence) -> None:
+        if presence.has_come and not presence.has_joined:
+            self._terminal.say("fdl: leaving; the run has not started")
+            self._forced.set()
+            return
         self._terminal.say("fdl: leaving in order at the next commit; Ctrl-C again leaves at once")
         try:
             await asyncio.to_thread(self._client.drain, self._request.host, f"{source} at its fdl join")
@@ -254,7 +259,7 @@ class _Guest:
         if ended.code:
             goes_on = f"its daemon {ended.reason}; the run goes on without it; its log is {log_path}"
             raise (FlodlError if presence.has_joined else JoinRefused)(f"host {host}: {goes_on}")
-        if not presence.has_joined:
+        if not (presence.has_joined or presence.has_come):
             raise JoinRefused(f"host {host} was sent away before it joined; see {log_path}")
         if presence.lost and not self._signals:
             raise FlodlError(f"host {host} has left, every rank of it is lost; the run goes on: {presence.lost}")

@@ -68,7 +68,7 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
 
     Raises:
         ConfigError: the plan is impossible, or the script is not there.
-        PreflightError: the port is taken, or the state folder cannot be written.
+        PreflightError: the port is taken, or the state folder cannot be written or is full.
         HostUnreachable: names of hosts do not resolve.
         FlodlError: the controller did not start; its own words are in the message.
     """
@@ -92,12 +92,12 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     preflight.check_join_token(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
-        for strain in preflight.strains_here(spec):
-            terminal.say(f"fdl: warning: {strain}")
+        for warning in preflight.check_here():
+            terminal.say(f"fdl: warning: {warning}")
     started = start_controller(spec, spread(spec, terminal))
     if options.detach:
         terminal.result(spec.run_id)
-        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl status, fdl tail -f, fdl stop")
+        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
         return 0
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
     end = Viewer(started.run, started.info, terminal, started.process.poll).watch()
@@ -142,6 +142,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         name=options.name,
         stop_timeout_s=options.stop_timeout_s,
         spawns_head=options.spawns_head,
+        preflight=options.preflight,
         plain=options.plain,
         join_token_file=join_token.named(os.environ),
         own_join_token_file=join_token.own_if_there(),

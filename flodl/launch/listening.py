@@ -8,6 +8,7 @@ import socket
 from collections.abc import MutableMapping, Sequence
 from typing import Final
 
+from flodl.config.address import format_address, is_unspecified
 from flodl.errors import PreflightError
 
 LISTEN_FDS_VARIABLE: Final = "FDL_LISTEN_FDS"
@@ -45,3 +46,11 @@ def dial_address(sock: socket.socket) -> tuple[str, int]:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if sock.family == socket.AF_INET else "::1"
     return str(host), int(port)
+
+
+def announced(advertise: str, sock: socket.socket) -> tuple[str, ...]:
+    """What hosts are told to dial: the configured address verbatim, else that of ``sock`` where it is bound to one."""
+    bound, port = sock.getsockname()[:2]
+    if advertise:
+        return (format_address(advertise, int(port)),)
+    return () if is_unspecified(bound) else (format_address(bound, int(port)),)

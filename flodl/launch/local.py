@@ -42,6 +42,8 @@ class LocalDaemon:
     async def kill(self) -> None:
         """End it at once; its warden clears what it leaves behind."""
         self.end_now()
+        with contextlib.suppress(TimeoutError):  # a signal to it now would reap it behind asyncio's back
+            await asyncio.wait_for(self._process.wait(), CLOSE_TIMEOUT_S)
         await self.close()
 
     async def close(self) -> None:

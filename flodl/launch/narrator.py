@@ -54,6 +54,8 @@ class Narrator:
         elif event == "epoch":
             self._say_latest(now_s)
             self._terminal.result(epoch_line(line.get("fields") or {}))
+        elif event == "preflight":
+            self._terminal.say(f"fdl: warning: {detail}")
         elif line.get("severity") in ALERTS:
             self._terminal.result(f"fdl: {event}: {detail}")
         elif event in ROUND_EVENTS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
+from flodl.core.window import StartRule
 from flodl.errors import ConfigError
 from flodl.launch import commands
 from flodl.launch.bootstrap import Bootstrap, Liveness
@@ -104,7 +105,8 @@ class SyncSettings:
 class JoinPlan:
     """The join window: at least ``min_rank_start`` ranks, hopefully ``target_ranks``; 0 means all of the roster.
 
-    ``elastic``: hosts may join a run that trains. ``token_file``: the join token of walk-ins, empty: there are none.
+    ``elastic``: hosts that no roster knows may join, before the start and while the run trains. ``token_file``: the
+    join token of walk-ins, empty: there are none. ``start``: who closes the window.
     """
 
     min_rank_start: int = 0
@@ -113,6 +115,7 @@ class JoinPlan:
     max_join_timeout_s: float = 600.0
     elastic: bool = True
     token_file: str = ""
+    start: StartRule = StartRule.AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +136,7 @@ class RunSpec:
     ``port`` 0 lets the system choose. ``cluster_file`` is the file that described the cluster, empty without one.
     ``spawns_head`` is False where the head is the process that launched the run (auto-promotion). ``project`` is the
     project's folder on this machine, ``cwd`` or above it; empty means ``cwd``. ``plain`` is None for a run with the
-    engine.
+    engine. ``preflight``: hosts are looked at before their daemons start.
     """
 
     schema: int
@@ -156,6 +159,7 @@ class RunSpec:
     spawns_head: bool = True
     project: str = ""
     tls: TlsMode = TlsMode.AUTO
+    preflight: bool = True
     plain: PlainPlan | None = None
     sync: SyncSettings = SyncSettings()
 
@@ -182,6 +186,11 @@ class LaunchRequest:
     plain: PlainPlan | None = None
     join_token_file: str = ""
     own_join_token_file: str = ""
+    preflight: bool = True
+
+
+NO_SCRIPT: Final = "-"
+"""Stands for the script where hosts are only looked at."""
 
 
 def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
@@ -226,11 +235,13 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
             controller.join.max_join_timeout,
             controller.join.elastic,
             token_file,
+            start=StartRule(controller.join.start),
         ),
         cluster_file=spec.source.file,
         spawns_head=request.spawns_head,
         project=project,
         tls=TlsMode(spec.security.tls),
+        preflight=request.preflight,
         plain=request.plain,
         sync=SyncSettings(SyncMode(spec.sync.mode), spec.sync.exclude, spec.sync.limit_gb),
     )

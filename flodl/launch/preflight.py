@@ -12,13 +12,12 @@ from typing import Final
 
 from flodl.errors import ConfigError, HostUnreachable, PreflightError
 from flodl.launch.plan import HostKind, RunSpec
+from flodl.launch.probe.finding import Level, sentence
+from flodl.launch.probe.here import look_here
 from flodl.launch.rundir import read_token_file
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
-
-RANK_BYTES: Final = 150_000_000
-"""Of a process that has imported torch, what it shares with no other; measured with torch 2.13 for CPUs."""
 
 
 def check_script(spec: RunSpec) -> None:
@@ -82,30 +81,17 @@ def report(failed: list[HostUnreachable]) -> None:
         raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}\n{others}")
 
 
-def strains(spec: RunSpec, cores: int, free_bytes: int) -> list[str]:
-    """What the CPU ranks on this machine ask too much of. It may be meant, to try something out, so it is only said.
+def check_here() -> list[str]:
+    """What this machine, as the run's head and controller, may suffer from.
 
-    Args:
-        spec: of which only the hosts that are this machine count.
-        cores: those that this process may run on.
-        free_bytes: memory that can be had without swapping.
+    Raises:
+        PreflightError: there is no room for the run's directory, or no torch.
     """
-    local = (host for host in spec.hosts if host.kind is HostKind.LOCAL)
-    count = sum(device == "cpu" for host in local for device in host.devices)
-    found = []
-    if count > cores:
-        found.append(f"{count} CPU ranks share {cores} core(s) here: more ranks than cores train no faster")
-    if count * RANK_BYTES > free_bytes:
-        need, free = f"{count * RANK_BYTES / 1e9:.1f} GB", f"{free_bytes / 1e9:.1f} GB"
-        found.append(f"{count} ranks need {need} of memory here, without model and data, and {free} are free")
-    return found
-
-
-def strains_here(spec: RunSpec) -> list[str]:
-    """``strains`` with the facts of this machine and moment."""
-    import psutil  # nobody else in a launch needs it
-
-    return strains(spec, len(os.sched_getaffinity(0)), psutil.virtual_memory().available)
+    found = look_here()
+    errors = [finding for finding in found if finding.level is Level.ERROR]
+    if errors:
+        raise PreflightError("\n".join(f"{sentence(error)}\n  {error.remedy}" for error in errors))
+    return [f"{sentence(finding)}; {finding.remedy}" for finding in found if finding.level is Level.WARN]
 
 
 def check_interpreter(spec: RunSpec) -> None:

@@ -3,14 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-from flodl.core.growth import DRAINED
+from flodl.core.growth import DRAINED, ENDED_WITH_RUN
 from flodl.ids import HostName, RankId
+from flodl.launch.progress import phase_words
 
 
 class Presence:
     """``look`` at the run's snapshots, the first of them before the host's daemon is started."""
 
     def __init__(self, host: HostName, run_id: str) -> None:
+        self.has_come = False
         self.has_joined = False
         self.took_part = False
         self.refusals: list[str] = []
@@ -38,7 +40,7 @@ class Presence:
         self._ending = outcome.get("status") or state.get("ending") or self._ending
         self._message = state.get("message") or self._message
         mine = {each["rank"]: each for each in ranks if each["rank"] not in self._strangers}
-        lines = self._arrival(list(mine))
+        lines = self._coming(state) + self._arrival(list(mine))
         for rank, each in mine.items():
             lines += self._change(rank, each["state"], each.get("reason", ""), state.get("phase") == "training")
         return lines + self._departure(state)
@@ -58,6 +60,14 @@ class Presence:
             return f"host {self._host} has left: run {self._run_id} {self._ending}{message}"
         return f"host {self._host} has left" + (" in order; the run goes on" if self._is_leaving else " with the run")
 
+    def _coming(self, state: Mapping[str, Any]) -> list[str]:
+        """Of a host that comes before the start."""
+        is_there = any(each["host"] == self._host and each["state"] != "gone" for each in state.get("hosts", []))
+        if self.has_come or not is_there or state.get("phase") != "waiting":
+            return []
+        self.has_come = True
+        return [f"host {self._host} is there; run {self._run_id} is {phase_words(state)}"]
+
     def _arrival(self, ranks: list[RankId]) -> list[str]:
         if self.has_joined or not ranks:
             return []
@@ -70,7 +80,7 @@ class Presence:
             return []
         match state:
             case "ready":
-                return [f"rank {rank} is ready; it takes part from the next commit on"]
+                return [f"rank {rank} is ready" + ("; it takes part from the next commit on" if does_train else "")]
             case "live" | "suspect":
                 self.took_part = True
                 return [f"rank {rank} takes part"]
@@ -79,6 +89,8 @@ class Presence:
                 return []
             case "dead" if reason == DRAINED:
                 self._is_leaving = True
+                return []
+            case "dead" if reason == ENDED_WITH_RUN and before in ("", "spawned", "ready"):
                 return []
             case "dead" if before in ("live", "suspect", "finished"):
                 self._losses[rank] = reason

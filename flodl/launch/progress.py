@@ -19,11 +19,12 @@ class Progress:
 
     def line(self, state: Mapping[str, Any], now_s: float) -> str:
         """The line for ``state``, seen at monotonic ``now_s``."""
-        phase = str(state.get("phase", ""))
+        phase = phase_words(state)
         epochs, epoch = _number(state.get("num_epochs")), _number(state.get("epoch"))
         per_epoch, merged = _number(state.get("epoch_samples")), _number(state.get("samples_merged"))
         if not epochs or not per_epoch:
             return "  ".join(part for part in (phase, plain_line(state)) if part)
+        phase = str(state.get("phase", ""))
         done = min(epoch, epochs) * per_epoch + (merged if epoch < epochs else 0)
         self._seen.append((now_s, done))
         while len(self._seen) > 2 and now_s - self._seen[0][0] > RATE_WINDOW_S:
@@ -39,6 +40,34 @@ class Progress:
     def _rate(self) -> float:
         (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
         return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+
+def phase_words(state: Mapping[str, Any]) -> str:
+    """The phase, and of a run that has not begun to train how far it has come."""
+    phase, join, ranks = str(state.get("phase", "unknown")), state.get("join"), state.get("ranks")
+    if phase == "waiting" and isinstance(join, dict):
+        return f"{phase}: {_window(join)}"
+    if phase == "staging" and isinstance(ranks, list) and ranks:
+        ready = sum(isinstance(each, dict) and each.get("state") == "ready" for each in ranks)
+        return f"{phase}: {ready} of {len(ranks)} ranks have built their model"
+    return phase
+
+
+def _window(join: Mapping[str, Any]) -> str:
+    """The open join window: who is there, and when it closes."""
+    wanted = join.get("target") or join.get("least")
+    words = [
+        f"{join.get('ranks', 0)} of {wanted} ranks are there" if wanted else f"{join.get('ranks', 0)} rank(s) are there"
+    ]
+    closes_s, fails_s = join.get("closes_in_s"), join.get("fails_in_s")
+    if join.get("is_held"):
+        words.append("fdl start starts the run")
+    if join.get("has_least") and isinstance(closes_s, (int, float)):
+        words.append(f"it starts in {duration(closes_s)}")
+    elif not join.get("has_least") and isinstance(fails_s, (int, float)):
+        least = f" with fewer than {join['least']}" if join.get("least") else ""
+        words.append(f"it fails in {duration(fails_s)}{least}")
+    return ", ".join(words)
 
 
 def plain_line(state: Mapping[str, Any]) -> str:

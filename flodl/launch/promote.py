@@ -61,18 +61,12 @@ def promote(cluster: object) -> Mapping[str, Any]:
 
 def _spec(cluster: object) -> "ClusterSpec":
     from flodl.config.builder import ClusterBuilder
-    from flodl.config.cluster import load_cluster, unsupported
-    from flodl.config.problems import ClusterError
+    from flodl.config.cluster import load_cluster
 
     if isinstance(cluster, (str, os.PathLike)):
-        spec = load_cluster(Path(cluster))
-    else:
-        builder = cluster if isinstance(cluster, ClusterBuilder) else ClusterBuilder.all_local_gpus()
-        spec = builder.build()
-    problems = unsupported(spec)
-    if problems:
-        raise ClusterError(problems)
-    return spec
+        return load_cluster(Path(cluster))
+    builder = cluster if isinstance(cluster, ClusterBuilder) else ClusterBuilder.all_local_gpus()
+    return builder.build()
 
 
 class _Echo:

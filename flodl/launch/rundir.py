@@ -13,6 +13,7 @@ Processes are known by pid and start time, never by name: a number that the kern
 """
 
 import contextlib
+import itertools
 import json
 import os
 import secrets
@@ -30,6 +31,9 @@ from flodl.launch.document import DocumentFault, dump, load
 
 CONTROLLER_START_S: Final = 30.0
 """From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
+
+LAST_WORDS_S: Final = 60.0
+"""A controller whose run has ended serves those who still read its end for some seconds, never this long."""
 
 TOKEN_BYTES: Final = 32
 RESERVE_NAME: Final = ".reserve"
@@ -242,10 +246,21 @@ def _furnish(run: RunDir) -> None:
 
 
 def all_runs() -> list[RunDir]:
-    """Every run of this user, the newest first."""
-    with contextlib.suppress(OSError):
-        return [RunDir(path) for path in sorted((state_home() / "runs").iterdir(), reverse=True) if path.is_dir()]
+    """Every run of this user, the newest first. Reads no file of theirs: there may be ten thousand."""
+    folder = state_home() / "runs"
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [
+            RunDir(folder / name) for name in sorted((each.name for each in entries if each.is_dir()), reverse=True)
+        ]
     return []
+
+
+def live_runs() -> list[RunDir]:
+    """Those that are live, the newest first; where one still goes on, without those that only serve their last words.
+
+    What ended long ago is told by the age of its outcome, at the cost of one look at the directory each.
+    """
+    return _living(all_runs())
 
 
 def run_name(run: RunDir) -> str:
@@ -266,12 +281,11 @@ def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
     if wanted is None:
         return _latest(runs, must_be_live)
     exact = [run for run in runs if run.run_id == wanted]
-    named = [run for run in runs if run_name(run) == wanted]
-    living = _living(named)
-    if must_be_live and not exact:
+    living = [] if exact else [run for run in _living(runs) if run_name(run) == wanted]
+    if must_be_live:
         _check_alone(living)
-    candidates = exact or living[:1] or named[:1]
-    candidates = candidates or [run for run in runs if run.run_id.startswith(wanted)]
+    candidates = exact or living[:1] or [run for run in runs if run.run_id.startswith(wanted)]
+    candidates = candidates or list(itertools.islice((run for run in runs if run_name(run) == wanted), 1))
     if len(candidates) == 1:
         return _checked_live(candidates[0], must_be_live)
     if candidates:
@@ -292,9 +306,15 @@ def _latest(runs: list[RunDir], must_be_live: bool) -> RunDir:
 
 
 def _living(runs: list[RunDir]) -> list[RunDir]:
-    """Those that are live; where one still goes on, without those that only serve their last words."""
-    living = [run for run in runs if run.is_live()]
+    living = [run for run in runs if not _is_long_over(run) and run.is_live()]
     return [run for run in living if not run.outcome_json.exists()] or living
+
+
+def _is_long_over(run: RunDir) -> bool:
+    try:
+        return time.time() - os.stat(f"{run.path}/outcome.json").st_mtime > LAST_WORDS_S
+    except OSError:
+        return False
 
 
 def _check_alone(living: list[RunDir]) -> None:

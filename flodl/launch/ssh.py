@@ -75,6 +75,7 @@ async def start_host(
     port: int,
     warn: Callable[[str], None],
     prepare: Callable[[Login], Awaitable[None]] | None = None,
+    login: Login | None = None,
 ) -> SshDaemon:
     """Log in to ``host``, start its daemon and hand it its bootstrap; returns once it has read it.
 
@@ -87,6 +88,7 @@ async def start_host(
         port: the controller's; for a host with a tunnel, the one on loopback here to which its session leads.
         warn: told of what the user's own options weaken, as soon as the login stands.
         prepare: done once the login stands, before anything starts there; None where there is nothing to do.
+        login: a session that is open already; it is this function's from now on.
 
     Raises:
         ConfigError: an ssh option that cannot be honoured.
@@ -94,8 +96,9 @@ async def start_host(
     """
     assert host.ssh is not None
     log = HostLog(log_path)
-    async with logins:
-        login = await log_in(host.ssh, host.name)
+    if login is None:
+        async with logins:
+            login = await log_in(host.ssh, host.name)
     for warning in login.warnings:
         warn(warning)
     try:
@@ -104,7 +107,7 @@ async def start_host(
         if host.tunnel:
             controllers: tuple[str, ...] = (await _open_tunnel(host.name, login, port),)
         else:
-            controllers = _controllers(host, bootstrap.controllers, login, port)
+            controllers = dial_candidates(host, bootstrap.controllers, login, port)
         return await _start(host, dataclasses.replace(bootstrap, controllers=controllers), login, log)
     except BaseException:
         await login.close()
@@ -184,9 +187,12 @@ def _exit_code(process: "asyncssh.SSHClientProcess[bytes]") -> int | None:
     return None if code is None else code if code >= 0 else 128 - code
 
 
-def _controllers(host: HostPlan, configured: tuple[str, ...], login: Login, port: int) -> tuple[str, ...]:
-    """The configured addresses verbatim, then the address by which this machine reached the host: never a loopback
-    one for a host that is elsewhere.
+def dial_candidates(host: HostPlan, configured: tuple[str, ...], login: Login, port: int) -> tuple[str, ...]:
+    """Where the host's daemon dials the controller: the configured addresses verbatim, then the address by which this
+    machine reached the host; never a loopback one for a host that is elsewhere.
+
+    Raises:
+        HostUnreachable: stage join: nothing is left.
     """
     found = (format_address(login.local_address, port),) if login.local_address else ()
     candidates = tuple(dict.fromkeys((*configured, *found)))

@@ -36,7 +36,7 @@ def scan(folder: str, exclude: Sequence[str] = (), private: Collection[str] = ()
     Args:
         folder: absolute.
         exclude: patterns as in ``.gitignore``, relative to ``folder``.
-        private: absolute folders that are left out, wherever they are.
+        private: absolute paths of files and folders that are left out whatever the patterns say.
 
     Raises:
         ConfigError: a folder cannot be read, a pattern is none, or there are more than ``MAX_LISTED`` files.

@@ -1,4 +1,4 @@
-"""Watches a run for the terminal that launched it: progress, logs, and how it ended.
+"""Watches a run for the terminal that launched it, or that attached itself: progress, logs, and how it ended.
 
 The run does not live here: whatever happens to the viewer, the controller goes on. The first Ctrl-C asks it for an
 orderly stop, the second to end at once; SIGTERM and SIGUSR1 stop in order, SIGHUP and the key ``d`` leave the run
@@ -57,14 +57,24 @@ class Detached:
 class Viewer:
     """One run on one terminal. ``watch`` returns the exit code, or Detached."""
 
-    def __init__(self, run: RunDir, info: ControllerInfo, terminal: Terminal, reap: Callable[[], object]) -> None:
-        """``reap`` collects the controller's exit status when it is our child, so that its end can be seen."""
+    def __init__(
+        self,
+        run: RunDir,
+        info: ControllerInfo,
+        terminal: Terminal,
+        reap: Callable[[], object] = lambda: None,
+        lines: int | None = None,
+    ) -> None:
+        """``reap`` collects the controller's exit status when it is our child, so that its end can be seen. ``lines``:
+        of the logs, and as many events, are shown of what was before; None shows all.
+        """
         self._run = run
         self._info = info
         self._terminal = terminal
         self._reap = reap
         self._keys = Keyboard(STDIN if terminal.is_interactive else None)
         self._client = ControllerClient.of(run, info)
+        self._history: dict[str, str | int] = {} if lines is None else {"tail": lines}
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
         self._signals: deque[int] = deque(maxlen=16)
         self._state: dict[str, Any] = {}
@@ -177,8 +187,9 @@ class Viewer:
     def _follow(self, path: str) -> None:
         cursor = 0
         while True:
+            query = self._history if not cursor else {}
             try:
-                for line in self._client.follow(path, {"cursor": cursor, "follow": 1}):
+                for line in self._client.follow(path, {"cursor": cursor, "follow": 1, **query}):
                     cursor = int(line.get("cursor", line.get("seq", cursor)))
                     self._put(path, line)
             except (FlodlError, ValueError, TypeError):
@@ -235,7 +246,7 @@ class Viewer:
         self._narrator.end(None)
         goes = "stops by itself" if self._stops else "goes on"
         self._terminal.close()
-        self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl status, fdl tail -f, fdl stop")
+        self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl attach, fdl status, fdl stop")
         return Detached()
 
     def _ended(self, outcome: Mapping[str, Any], followers: list[threading.Thread]) -> int:

@@ -36,6 +36,7 @@ from flodl.messages.controller import (
     RunEval,
     SendState,
     SpawnRanks,
+    StartAccepted,
     StartRound,
     StopAccepted,
     StopHost,
@@ -58,7 +59,16 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import AskBootstrap, DrainRequest, GuardVerdict, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import (
+    AskBootstrap,
+    DrainRequest,
+    GuardVerdict,
+    HeadError,
+    HeadReady,
+    RoundJudged,
+    StartRequest,
+    StopRequest,
+)
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -191,6 +201,8 @@ __all__ = [
     "Settings",
     "SliceReduced",
     "SpawnRanks",
+    "StartAccepted",
+    "StartRequest",
     "StartRound",
     "StateLoaded",
     "StateSent",

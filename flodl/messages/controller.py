@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from flodl.ids import Grant, Incarnation, RankId, RoundKey, Version
+from flodl.ids import Grant, HostName, Incarnation, RankId, RoundKey, Version
 from flodl.messages.daemon import Device
 from flodl.messages.settings import CallbackKind, Layout
 
@@ -324,6 +324,14 @@ class StopAccepted:
     """The controller has heard a StopRequest; ``phase`` is the run's phase then."""
 
     phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartAccepted:
+    """The controller has heard a StartRequest; so many ``ranks`` start on these ``hosts``."""
+
+    ranks: int
+    hosts: tuple[HostName, ...]
 
 
 @dataclass(frozen=True, slots=True)

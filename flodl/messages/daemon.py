@@ -8,7 +8,9 @@ from flodl.ids import HostName, RankId, RoundKey
 # ---------------------------------------------------------------------------------------------------- to the controller
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device as offered. ``kind`` is cpu or cuda, ``index`` the local ordinal, ``id`` the opaque pin (UUID)."""
+    """One device as offered. ``kind`` is cpu, cuda (NVIDIA) or rocm (AMD; nobody offers it yet), ``index`` the local
+    ordinal, ``id`` the opaque pin (UUID).
+    """
 
     kind: str
     index: int

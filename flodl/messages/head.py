@@ -34,6 +34,13 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class StartRequest:
+    """A join window that is held shall close now and the run start. ``source`` says who asked."""
+
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class DrainRequest:
     """``host`` shall leave the run at the next commit, without loss. ``source`` says who asked."""
 

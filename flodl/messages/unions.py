@@ -28,6 +28,7 @@ from flodl.messages.controller import (
     RunEval,
     SendState,
     SpawnRanks,
+    StartAccepted,
     StartRound,
     StopAccepted,
     StopHost,
@@ -48,7 +49,7 @@ from flodl.messages.daemon import (
     StopWanted,
 )
 from flodl.messages.handshake import Answer, Challenge, Hello, Refused, Welcome
-from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StopRequest
+from flodl.messages.head import AskBootstrap, DrainRequest, HeadError, HeadReady, RoundJudged, StartRequest, StopRequest
 from flodl.messages.rank import (
     CallbackDone,
     ContributionWritten,
@@ -111,8 +112,8 @@ FromWalkIn: TypeAlias = FromDaemon | AskBootstrap
 ToDaemon: TypeAlias = SpawnRanks | OpenRound | CloseRound | KillRank | Heard | StopHost | PickPort | StopRanks | ToRank
 FromHead: TypeAlias = HeadReady | HeadError | StopRequest | RoundJudged
 ToHead: TypeAlias = EpochReport | EvalReport | RunEnded | JudgeRound
-FromClient: TypeAlias = StopRequest | DrainRequest | AskBootstrap
-ToClient: TypeAlias = StopAccepted | DrainAccepted | BootstrapGiven | Declined
+FromClient: TypeAlias = StopRequest | StartRequest | DrainRequest | AskBootstrap
+ToClient: TypeAlias = StopAccepted | StartAccepted | DrainAccepted | BootstrapGiven | Declined
 Handshake: TypeAlias = Hello | Challenge | Answer | Welcome | Refused
 Message: TypeAlias = (
     Handshake | RankToDaemon | DaemonToRank | FromDaemon | ToDaemon | FromHead | ToHead | FromClient | ToClient

@@ -77,7 +77,8 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Handlers:
     """Who takes the connections over. Each runs in its connection's task and owns, thus closes, what it is given: a
-    stream, or a line's socket. ``on_plain_http`` gets the requests in plain where TLS is required.
+    stream, or a line's socket. ``on_plain_http`` gets the requests in plain where TLS is required. ``on_refused`` is
+    told of peers that spoke our protocol and were not let in, as often as they are logged: from where, and why.
 
     A ``PeerLost``, ``ProtocolError`` or ``OSError`` out of a handler ends its connection alone and is logged; any other
     exception ends the mux.
@@ -87,6 +88,7 @@ class Handlers:
     on_bulk: Callable[[Peer, Line], Awaitable[None]]
     on_http: Callable[[Line], Awaitable[None]]
     on_plain_http: Callable[[Line], Awaitable[None]]
+    on_refused: Callable[[str, str], None] = lambda where, reason: None
 
 
 Entrance = Callable[[], Awaitable[None]]
@@ -192,14 +194,14 @@ class PortMux:
 
     async def _admit_peer(self, line: Line, where: str) -> Entrance | None:
         if not self._is_safe(line):
-            await self._turn_away(line, where, frame(encode(Refused(NEEDS_TLS))), f"was refused: {NEEDS_TLS}")
+            await self._refuse_peer(line, where, f"was refused: {NEEDS_TLS}", frame(encode(Refused(NEEDS_TLS))))
             return None
         handshake, decoder = self._handshake(line), FrameDecoder(HANDSHAKE_FRAME_BYTES, expect_preamble=True)
         payloads = await converse(line, decoder, handshake, FromConnecting)
         peer = handshake.peer
         if not handshake.done or peer is None:
             claims = "" if peer is None else f"says it is {peer.role} {peer.host}, "
-            await self._turn_away(line, where, b"", f"{claims}was refused: {handshake.refusal}")
+            await self._refuse_peer(line, where, f"{claims}was refused: {handshake.refusal}")
             return None
         payloads += decoder.raise_limit(FRAME_BYTES)
         if peer.channel is Channel.CONTROL:
@@ -217,8 +219,16 @@ class PortMux:
         run = self._run
         return ServerHandshake(run.token, run.run_id, nonce, flodl.__version__, binding, run.join_token)
 
+    async def _refuse_peer(self, line: Line, where: str, complaint: str, last_words: bytes = b"") -> None:
+        if self._complaints.add(where, complaint):
+            self._handlers.on_refused(where, complaint)
+        await self._say_farewell(line, last_words)
+
     async def _turn_away(self, line: Line, where: str, last_words: bytes, complaint: str) -> None:
         self._complaints.add(where, complaint)
+        await self._say_farewell(line, last_words)
+
+    async def _say_farewell(self, line: Line, last_words: bytes) -> None:
         await line.send(last_words)
         await line.finish(FAREWELL_S, PRE_AUTH_FRAME_BYTES)
 
@@ -239,13 +249,15 @@ class _Complaints:
         self._logged = 0
         self._left_out = 0
 
-    def add(self, where: str, reason: str) -> None:
+    def add(self, where: str, reason: str) -> bool:
+        """True when it was logged, and not only counted."""
         now_s = self._clock.now_s()
         if now_s - self._window_start_s >= LOG_WINDOW_S:
             self._window_start_s, self._logged = now_s, 0
         if self._logged >= LOGGED_STRANGERS:
             self._left_out += 1
-            return
+            return False
         self._logged += 1
         _log.warning("bad peer: where=%s reason=%s left_out=%d", where, reason, self._left_out)
         self._left_out = 0
+        return True

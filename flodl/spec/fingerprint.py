@@ -1,6 +1,11 @@
-"""What must be equal in every process of a run, as text: names, shapes and hyperparameters, never weights or data."""
+"""What must be equal in every process of a run, as text: names, shapes, hyperparameters and the script, never weights
+or data.
+"""
 
+import hashlib
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +28,8 @@ def config_fingerprint(config: JobConfig) -> dict[str, str]:
     found = {"dataset": _dataset(config.dataset), "outer_optimizer": _outer(config.outer_optimizer)}
     if config.eval_dataset is not None:
         found["eval_dataset"] = _dataset(config.eval_dataset)
-    return found
+    script = _script()
+    return found if script is None else {**found, "script": script}
 
 
 def model_fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer, scheduler: object) -> dict[str, str]:
@@ -34,6 +40,16 @@ def model_fingerprint(model: torch.nn.Module, optimizer: torch.optim.Optimizer, 
         "optimizer": f"{_name(optimizer)} over {groups}",
         "scheduler": "none" if scheduler is None else _name(scheduler),
     }
+
+
+def _script() -> str | None:
+    """The file that this process was started with: its name and the beginning of its SHA-256; None in a session."""
+    path = getattr(sys.modules["__main__"], "__file__", None)
+    try:
+        content = Path(path).read_bytes() if path else None
+    except OSError:
+        return None
+    return None if path is None or content is None else f"{Path(path).name} {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _dataset(dataset: Any) -> str:

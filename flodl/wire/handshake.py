@@ -282,7 +282,10 @@ class ClientHandshake:
             raise RemoteProtocolError(f"handshake: nonce of {len(nonce)} bytes, expected {NONCE_BYTES}")
         if not hmac.compare_digest(proof, self._proof(b"server", nonce)):
             self.state, self.is_wrong_secret = HandshakeState.REFUSED, True
-            self.refusal = "the controller's proof is wrong: it holds another token, or someone sits in between"
+            self.refusal = (
+                "the controller's proof is wrong: it holds another token (ours is another run's: copy it again), or "
+                "someone sits in between"
+            )
             return [Refused(self.refusal)]
         self._has_answered = True
         return [Answer(self._proof(b"client", nonce))]

@@ -6,10 +6,10 @@ from typing import Final
 
 import click
 
-from flodl.errors import ConfigError, DeadlineExceeded, PeerLost
-from flodl.launch import rundir
+from flodl.errors import DeadlineExceeded, PeerLost
 from flodl.launch.control import ControllerClient
 from flodl.launch.rundir import RunDir
+from flodl_cli.runs import complete_live, live_run
 
 LEAVE_S: Final = 900.0
 """Until the next commit, and the checkpoint that one of its ranks may be giving; then the ranks' own ends."""
@@ -19,17 +19,13 @@ POLL_S: Final = 0.2
 
 @click.command("drain", short_help="let a host leave")
 @click.argument("host")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_live)
 def command(host: str, run: str | None) -> int:
     """Let HOST leave a run that trains: at the next commit, when all that its ranks have trained is merged.
 
     RUN is a run's id, its beginning, or its name; default: the only live run. Ends once the host has left.
     """
-    chosen = rundir.find(run, must_be_live=True)
-    label = f"{chosen.run_id} ({rundir.run_name(chosen)})"
-    info = chosen.controller()
-    if info is None:
-        raise ConfigError(f"run {label} has not started yet")
+    chosen, info, label = live_run(run)
     client = ControllerClient.of(chosen, info)
     ranks = ", ".join(map(str, client.drain(host, "fdl drain")))
     if ranks:

@@ -17,12 +17,13 @@ from flodl.launch.keeper import keep
 from flodl.launch.plan import SshSpec
 from flodl.runtime.service import Service
 from flodl_cli.offer import DEFAULT_PORT, device_words, host_name, keeper_request
+from flodl_cli.runs import complete_live, live_run
 
 SSH_TARGET: Final = "127.0.0.1:1337"
 
 
 @click.command("join", short_help="offer this machine's devices to a run")
-@click.argument("target", metavar="[RUN|HOST:PORT]", required=False)
+@click.argument("target", metavar="[RUN|HOST:PORT]", required=False, shell_complete=complete_live)
 @click.option("--token-file", type=click.Path(path_type=Path), help="The run's token, copied from its directory.")
 @click.option(
     "--ssh",
@@ -61,7 +62,7 @@ def command(
     tls: str,
     persist: bool,
 ) -> int:
-    """Offer this machine's devices to a run that trains, until it ends or this command is stopped.
+    """Offer this machine's devices to a run that waits for hosts or trains, until it ends or this command is stopped.
 
     With --token-file, HOST:PORT is the controller's address. Without, RUN is a run of this machine: its id, its
     beginning, or its name; default: the only live one. This machine needs the same flodl and its own copy of the
@@ -119,13 +120,10 @@ def _direct(target: str | None, token_file: Path, devices: tuple[str, ...], host
 
 def _local(target: str | None, devices: tuple[str, ...], host: str, path: str | None) -> JoinRequest:
     try:
-        run = rundir.find(target, must_be_live=True)
+        run, info, _ = live_run(target)
     except ConfigError as error:
         hint = "\n  a controller elsewhere needs --token-file" if ":" in (target or "") else ""
         raise ConfigError(f"{error}{hint}") from None
-    info = run.controller()
-    if info is None:
-        raise ConfigError(f"run {run.run_id} has not started yet")
     asked = run.read_json("run.json") or {}
     project = os.path.abspath(path or str(asked.get("project") or asked.get("cwd") or "."))
     log = run.logs / f"daemon-{host}.log"

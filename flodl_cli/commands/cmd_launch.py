@@ -64,7 +64,7 @@ def _takes_next(word: str, options: dict[str, click.Option]) -> bool:
 @click.option("-n", "--name", default="", help="The run's name; default: the script's.")
 @click.option("-d", "--detach", is_flag=True, help="Print the run's id and return once the controller listens.")
 @click.option("--dry-run", is_flag=True, help="Print every command, folder and environment key; start nothing.")
-@click.option("--no-preflight", is_flag=True, help="Skip the checks that take time.")
+@click.option("--no-preflight", is_flag=True, help="Start without a look at the hosts; fdl probe is that look alone.")
 @click.option(
     "--stop-timeout",
     type=click.FloatRange(0, 86400),
@@ -121,7 +121,7 @@ def command(
         raise click.UsageError("--max-restarts needs --plain: a run with the engine survives losses without.", ctx)
     plan = PlainPlan(max_restarts or 0) if plain else None
     options = LaunchOptions(script, name, detach, dry_run, not no_preflight, stop_timeout, plain=plan)
-    return launch(_cluster(local, cluster_file), options)
+    return launch(cluster_of(local, cluster_file), options)
 
 
 def _again(run: str | None, options: LaunchOptions) -> int:
@@ -133,19 +133,15 @@ def _again(run: str | None, options: LaunchOptions) -> int:
     return start(spec, options)
 
 
-def _cluster(local: int | None, cluster_file: Path | None) -> "ClusterSpec":
+def cluster_of(local: int | None, cluster_file: Path | None) -> "ClusterSpec":
+    """The machines that the command line, the environment or the nearest cluster file name; else this one."""
     from flodl.config.builder import ClusterBuilder, local_cluster
-    from flodl.config.cluster import find_cluster_file, load_cluster, unsupported
+    from flodl.config.cluster import find_cluster_file, load_cluster
     from flodl.config.gpus import detect_gpus
-    from flodl.config.problems import ClusterError
 
     if local is not None:
         return local_cluster(local)
     path = cluster_file or find_cluster_file(Path.cwd(), os.environ)
     if path is None:
         return ClusterBuilder.all_local_gpus().build() if detect_gpus() else local_cluster(1)
-    spec = load_cluster(path)
-    problems = unsupported(spec)
-    if problems:
-        raise ClusterError(problems)
-    return spec
+    return load_cluster(path)

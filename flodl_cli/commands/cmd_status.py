@@ -10,12 +10,13 @@ import click
 
 from flodl.launch import rundir
 from flodl.launch.snapshot import snapshot
+from flodl_cli.runs import complete_any
 
 WATCH_EVERY_S: Final = 1.0
 
 
 @click.command("status", short_help="show a run")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_any)
 @click.option("--addr", metavar="HOST:PORT", help="Ask the controller at this address; RUN says whose token to use.")
 @click.option("-w", "--watch", is_flag=True, help="Again every second, until the run ends.")
 @click.option("--json", "as_json", is_flag=True, help="state.json as it is; with --watch one line each.")

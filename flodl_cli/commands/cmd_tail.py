@@ -15,6 +15,7 @@ from flodl.launch.headline import last_lines
 from flodl.launch.progress import log_line
 from flodl.launch.rundir import RunDir
 from flodl.launch.snapshot import snapshot
+from flodl_cli.runs import complete_any
 
 DEFAULT_LINES: Final = 20
 MAX_RANK: Final = 100_000
@@ -25,7 +26,7 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @click.command("tail", short_help="show logs")
-@click.argument("run", required=False)
+@click.argument("run", required=False, shell_complete=complete_any)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="N", help="Start N lines before the end.")
 @click.option("--since", metavar="AGE", help="Start with what is younger: 90, 90s, 5m, 2h, 1d.")

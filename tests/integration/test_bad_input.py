@@ -79,8 +79,8 @@ def test_port_in_use_is_named_within_two_seconds(fdl: Fdl, tmp_path: Path, taken
 def test_interpreter_that_is_not_there_is_named(fdl: Fdl, tmp_path: Path, free_port: int) -> None:
     run = fdl.launch("-c", cluster_file(tmp_path / "c.yml", free_port, python="/no/such/python"), JOB)
 
-    assert run.wait() == 4, run.story()
-    assert "first failure: host localhost: start: interpreter /no/such/python not found" in run.stderr
+    assert run.wait() == 3, run.story()
+    assert "first failure: host localhost: preflight: interpreter /no/such/python not found" in run.stderr
     assert "set `python` of worker localhost" in run.stderr
     run.wait_until_clean()
 

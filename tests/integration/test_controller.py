@@ -84,7 +84,7 @@ class Site:
             liveness=changes.pop("liveness", Liveness()),
             on_disconnect_s=30.0,
             stop_timeout_s=0.2,
-            join=JoinPlan(token_file=str(join_file)),
+            join=JoinPlan(token_file=str(join_file), elastic=changes.pop("elastic", True)),
             spawns_head=False,
             plain=changes.pop("plain", None),
         )
@@ -389,7 +389,7 @@ def test_a_plain_run_has_no_head_and_starts_its_ranks_again(at: At) -> None:
                 a.say(RankExited(0, 0, 15, True))
         info = site.run.controller()
         assert info is not None
-        head = Identity("run-1", site.run.read_token(), Role.HEAD, "")
+        head = Identity("run-1", site.run.read_token(), Role.HEAD, "here")
         stream, _ = await connect_control(Controller(info.address, info.port), head, ToHead)
         with pytest.raises(ConnectionLost):
             await stream.receive()
@@ -412,7 +412,7 @@ def test_a_stranger_hears_why_it_may_not_join(at: At) -> None:
         with pytest.raises(ConnectionLost):
             await stranger.hear(StopHost)
 
-    at(scenario)
+    at(scenario, elastic=False)
 
 
 def test_a_silent_host_is_cut_off(at: At) -> None:

@@ -211,6 +211,8 @@ def test_host_that_does_not_fit_is_told_why(fdl: Fdl, tmp_path: Path) -> None:
     ]:
         done = fdl.call("join", *map(str, arguments))
         assert (done.returncode, words in done.stderr) == (code, True), (arguments, done.stderr)
+    (refused,) = run.events("peer_refused")
+    assert "the controller's proof is wrong: it holds another token (ours is another run's" in refused["detail"]
     assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
     run.wait(END_S)
 
@@ -225,9 +227,8 @@ def test_host_with_another_training_is_sent_away_and_told_what_differs(fdl: Fdl,
     guest = fdl.join(run, "--devices", "cpu", "--host", "extra", "--path", tmp_path / "there")
 
     assert guest.wait() == 4, guest.story()
-    assert "host extra cannot take part: rank 1: rank 0 and rank 1 do not agree on: dataset_size (400 against 401)" in (
-        guest.stderr
-    )
+    differs = "rank 0 on localhost and rank 1 on extra do not agree on: dataset_size (400 against 401)"
+    assert f"host extra cannot take part: rank 1: {differs}" in guest.stderr
     fdl.wait_until(lambda: [each["state"] for each in ranks(run).values()] == ["live", "dead"], START_S, guest.story)
     assert fdl.call("stop", "-x", timeout_s=END_S).returncode == 0
     run.wait(END_S)

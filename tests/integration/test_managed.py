@@ -15,7 +15,7 @@ from flodl.checkpoint.reader import find
 from flodl.core.position import SaveReason
 from flodl.launch import rundir
 from flodl.wire.handshake import derive_join_secret
-from tests.runs import BIN, END_S, START_S, Fdl, Launched
+from tests.runs import BIN, DDP, END_S, START_S, Fdl, Launched
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -99,9 +99,13 @@ class Lab:
         self._started.append(daemon)
         return daemon
 
-    def launch(self, *workers: str, **flags: object) -> Launched:
+    def cluster(self, *workers: str) -> Path:
         path = self.fdl.folder / "fdl.cluster.yml"
         path.write_text(CLUSTER.format(port=self.port, workers=", ".join(workers)))
+        return path
+
+    def launch(self, *workers: str, **flags: object) -> Launched:
+        path = self.cluster(*workers)
         given: dict[str, object] = {"mode": "cpu_cadence", "size": 403, "batch_size": 4, "epochs": 10_000}
         return self.fdl.job(options=("-c", path), **{**given, "step_ms": 10, **flags})
 
@@ -170,6 +174,23 @@ def test_run_that_cannot_spare_a_host_which_is_stopped_saves_and_stops(lab: Lab,
     assert "SIGTERM to its daemon on node-m" in (run.read("outcome.json") or {})["message"]
     daemon.wait_for_text(f"the daemon of run {run.run_id} has ended in order")
     assert daemon.process.poll() is None
+
+
+@pytest.mark.long
+def test_managed_host_serves_scripts_of_torchrun_and_one_that_is_stopped_stops_all(lab: Lab) -> None:
+    daemon = lab.daemon()
+    options = ("--stop-timeout", 5, "-c", lab.cluster(LOCAL, MANAGED), "--plain", DDP)
+    run = lab.fdl.launch(*options)
+    assert run.wait() == 0, run.story() + daemon.said
+    assert run.stdout.count("of 2 is done: all alike True") == 2
+
+    run = lab.fdl.launch(*options, "--steps", 100_000, "--step-ms", 20)
+    for rank in range(2):
+        run.wait_for_log(f"rank{rank}.stdout.log", "takes its first step")
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0, daemon.said
+    assert run.wait(END_S) == 143, run.story()
+    run.wait_until_clean()
 
 
 @pytest.mark.long

@@ -534,15 +534,15 @@ def test_cohort_whose_settings_differ_is_refused_by_name() -> None:
     world = world_of(Mode.CPU_SYNC, TWO_HOSTS, settings_of=lambda rank, settings: replace(settings, seed=rank // 2))
     outcome = world.run()
     assert (outcome.status, outcome.exit_code) == ("failed", 2)
-    assert "rank 0 and rank 2 do not agree on: seed (0 against 1)" in outcome.message
+    assert "rank 0 on a and rank 2 on b do not agree on: seed (0 against 1)" in outcome.message
 
 
 def test_cohort_whose_models_differ_is_refused_by_name() -> None:
     world = world_of(Mode.CPU_SYNC, TWO_HOSTS, fingerprint_of=lambda rank: {"layers": str(3 + rank // 2)})
     outcome = world.run()
     assert outcome.exit_code == 2
-    assert "rank 0 and rank 2 do not agree on: layers (3 against 5)" not in outcome.message
-    assert "rank 0 and rank 2 do not agree on: layers (3 against 4)" in outcome.message
+    assert "rank 0 on a and rank 2 on b do not agree on: layers (3 against 5)" not in outcome.message
+    assert "rank 0 on a and rank 2 on b do not agree on: layers (3 against 4)" in outcome.message
 
 
 def test_host_that_cannot_be_brought_up_fails_the_start_with_its_stage_and_remedy() -> None:

@@ -1,7 +1,7 @@
 """Hosts on one machine: network namespaces on a bridge of their own, each with its own name and sshd. Needs root.
 
-Names, interfaces and subnet come from this process's id, so that two labs never meet. ``Lab`` is a context manager;
-it takes everything down again, and ends whatever still runs on its hosts.
+Names, interfaces and subnet come from this process's id and a count, so that two labs never meet. ``Lab`` is a context
+manager; it takes everything down again, and ends whatever still runs on its hosts.
 """
 
 import contextlib
@@ -253,6 +253,22 @@ class Lab:
     def heal(self, host: Host) -> None:
         """Put the cable back."""
         _run("ip", "-n", host.name, "link", "set", "e0", "up")
+
+    def run_on(self, host: Host, *command: str) -> None:
+        """Run a command where the host's own mounts are."""
+        assert host.sshd is not None
+        _run("nsenter", "--mount", "--target", str(host.sshd.pid), *command)
+
+    def isolate(self, *hosts: Host, is_isolated: bool = True) -> None:
+        """Let these hosts reach this machine, and nobody of each other."""
+        for host in hosts:
+            _run(
+                "ip", "link", "set", f"v{host.name}", "type", "bridge_slave", "isolated", "on" if is_isolated else "off"
+            )
+
+    def logins(self, host: Host) -> int:
+        """How often somebody has logged in there."""
+        return (self._folder / f"{host.name}.log").read_text().count("Accepted publickey")
 
     def hang_up(self, host: Host) -> None:
         """End the host's ssh sessions: where the other end closed them while the cable was out, it says so again only

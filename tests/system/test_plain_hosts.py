@@ -66,3 +66,27 @@ def test_host_that_is_lost_comes_back_for_the_restart(fdl: Fdl, hosts: Lab, clus
     assert re.search(r"goes on from step \d+\nrank 2 of 3 is done", run.log("rank2.stdout.log")), run.story()
     assert [env["TORCHELASTIC_RESTART_COUNT"] for env in found(run, 2)] == ["0", "1"]
     run.wait_until_clean()
+
+
+@pytest.mark.long
+def test_host_whose_cable_is_pulled_starts_again_once_it_is_back(fdl: Fdl, hosts: Lab, tmp_path: Path) -> None:
+    workers = [hosts.worker(hosts.hosts[0], 1), hosts.worker(hosts.hosts[1], 2)]
+    liveness = {"heartbeat_s": 1, "suspect_s": 4, "dead_s": 8}
+    cluster = hosts.cluster(tmp_path / "c.yml", workers, liveness=liveness, on_disconnect_s=10)
+    arguments = ("--steps", 200, "--step-ms", 20, "--checkpoint", tmp_path / "model.pt")
+    run = plain(fdl, cluster, *arguments, options=("--max-restarts", 1))
+    for rank in range(3):
+        run.wait_for_log(f"rank{rank}.stdout.log", "takes its first step")
+
+    hosts.cut(hosts.hosts[1])
+    try:
+        run.wait_for_event("restarting")
+        state = json.loads(fdl.call("status", "--json").stdout)
+        assert (state["phase"], state["waits_for"]) == ("gathering", [f"host {hosts.hosts[1].name}"])
+    finally:
+        hosts.heal(hosts.hosts[1])
+
+    assert run.wait(BACK_S + END_S) == 0, run.story()
+    for rank in range(3):
+        assert [env["TORCHELASTIC_RESTART_COUNT"] for env in found(run, rank)] == ["0", "1"], run.story()
+    run.wait_until_clean()

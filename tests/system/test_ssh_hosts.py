@@ -70,24 +70,26 @@ def test_failure_on_a_remote_rank_is_the_headline(hosts: Lab, fdl: Fdl, project:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "words", "flags", "code"),
     [
-        ({"python": "/opt/no/python"}, "interpreter /opt/no/python not found"),
-        ({"path": "/no/such/folder"}, "folder /no/such/folder not found"),
-        ({"options": ["UserKnownHostsFile=/dev/null"]}, "host key"),
-        ({"user": "nobody"}, "auth"),
+        ({"python": "/opt/no/python"}, "preflight: interpreter /opt/no/python not found", (), 3),
+        ({"path": "/no/such/folder"}, "preflight: project: folder /no/such/folder not found", (), 3),
+        ({"python": "/opt/no/python"}, "start: interpreter /opt/no/python not found", ("--no-preflight",), 4),
+        ({"path": "/no/such/folder"}, "start: folder /no/such/folder not found", ("--no-preflight",), 4),
+        ({"options": ["UserKnownHostsFile=/dev/null"]}, "host key", (), 4),
+        ({"user": "nobody"}, "auth", (), 4),
     ],
 )
 def test_host_that_cannot_start_is_named_and_the_other_is_cleaned(
-    hosts: Lab, fdl: Fdl, project: Path, change: dict[str, object], words: str
+    hosts: Lab, fdl: Fdl, project: Path, change: dict[str, object], words: str, flags: tuple[str, ...], code: int
 ) -> None:
     first, second = (hosts.worker(host, 1, path=str(project)) for host in hosts.hosts)
     ssh = {key: value for key, value in change.items() if key in ("options", "user")}
     second = {**second, **{key: value for key, value in change.items() if key not in ssh}}
     second["ssh"] = {**second["ssh"], **ssh}  # type: ignore[dict-item]
     cluster = hosts.cluster(project / "c.yml", [first, second])
-    run = fdl.launch("-c", cluster, "my code/train it.py")
-    assert run.wait(LAUNCH_S) == 4, run.story()
+    run = fdl.launch("-c", cluster, *flags, "my code/train it.py")
+    assert run.wait(LAUNCH_S) == code, run.story()
     assert hosts.hosts[1].name in run.stderr
     assert words in run.stdout + run.stderr
     run.wait_until_clean()

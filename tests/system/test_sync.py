@@ -139,9 +139,9 @@ def test_project_is_copied_once_and_then_only_what_has_changed(
         run.wait_until_clean()
 
 
-@pytest.mark.parametrize("mode", ["rsync", "sftp"])
-def test_launch_killed_in_mid_copy_leaves_the_old_project_whole_and_the_next_one_ends_it(
-    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str
+@pytest.mark.parametrize(("mode", "number"), [("rsync", signal.SIGKILL), ("sftp", signal.SIGINT)])
+def test_launch_that_ends_in_mid_copy_leaves_the_old_project_whole_and_the_next_one_goes_on(
+    hosts: Lab, fdl: Fdl, project: Path, tmp_path: Path, mode: str, number: signal.Signals
 ) -> None:
     there = tmp_path / "there"
     cluster = hosts.cluster(
@@ -149,15 +149,15 @@ def test_launch_killed_in_mid_copy_leaves_the_old_project_whole_and_the_next_one
     )
     (there / "lib").mkdir(parents=True)
     (there / "lib" / "words.py").write_text('WORD = "old"\n')
-    for number in range(20):
-        (project / f"data{number}").write_bytes(os.urandom(2_000_000))
+    for each in range(20):
+        (project / f"data{each}").write_bytes(os.urandom(2_000_000))
 
     killed = fdl.launch("-c", cluster, "train.py", folder=project)
     new = there / ".fdl-sync" / "new"
     fdl.wait_until(lambda: new.exists() and len(list(new.iterdir())) > 2, MIDST_S, killed.story)
     assert killed.process is not None
-    killed.process.send_signal(signal.SIGKILL)
-    killed.process.wait(MIDST_S)
+    killed.process.send_signal(number)
+    assert killed.wait(MIDST_S) == {signal.SIGKILL: -number, signal.SIGINT: 130}[number]
     fdl.wait_until(lambda: not holds_lock(there), MIDST_S, "the host's part does not end")
 
     assert names(there) == {b"lib/words.py"}

@@ -195,6 +195,28 @@ def daemon_pid(machine: Systemd) -> int:
     return int(found)
 
 
+@pytest.mark.long
+def test_stop_that_takes_longer_than_its_time_leaves_the_checkpoint_before(site: Site, tmp_path: Path) -> None:
+    machine = site.machine
+    machine.systemctl("start", UNIT)
+    run = site.launch(MANAGED, save=tmp_path / "run", every=1, size=8, step_ms=3000)
+    run.wait_for_event("checkpoint")
+    hurry = machine.root / "run/systemd/system" / f"{UNIT}.d/zz-hurry.conf"
+    hurry.write_text("[Service]\nTimeoutStopSec=0.5\n")  # less than a step
+    machine.systemctl("daemon-reload")
+
+    machine.call("systemctl", "stop", UNIT)
+
+    hurry.unlink()
+    machine.systemctl("daemon-reload")
+    assert machine.show(UNIT, "Result") == "timeout"
+    assert machine.processes_of(UNIT) == []
+    assert run.wait(END_S) != 0, run.story()
+    verified = site.fdl.call("checkpoint", "verify", str(tmp_path / "run"))
+    assert verified.returncode == 0, verified.stderr
+    run.wait_until_clean()
+
+
 def test_unit_gives_up_on_what_a_restart_does_not_cure(site: Site) -> None:
     machine = site.machine
     run = site.launch(MANAGED)  # it waits for its host

@@ -7,6 +7,7 @@ The descriptor is a socket: on it go the number of words of the command and the 
 rsync says; what comes back is for rsync.
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -15,12 +16,16 @@ PIECE_BYTES = 1 << 16
 
 
 def _copy(source: int, target: int) -> None:
-    while piece := os.read(source, PIECE_BYTES):
-        while piece:
-            piece = piece[os.write(target, piece) :]
+    """Until one of the two has ended; whoever notices, says so."""
+    with contextlib.suppress(OSError):
+        while piece := os.read(source, PIECE_BYTES):
+            while piece:
+                piece = piece[os.write(target, piece) :]
 
 
 def _main(descriptor: int, words: "list[str]") -> None:
+    for stream in (0, 1):  # rsync's pipes do not block, as ssh likes them
+        os.set_blocking(stream, True)
     header = "".join(f"{word}\0" for word in (str(len(words)), *words))
     os.write(descriptor, os.fsencode(header))
     threading.Thread(target=_copy, args=(0, descriptor), daemon=True).start()

@@ -11,6 +11,7 @@ import asyncssh
 
 from flodl.errors import HostUnreachable
 from flodl.launch.commands import INTERPRETER_MISSING, agent_command
+from flodl.launch.ignore import OWN_FILE
 from flodl.launch.plan import HostPlan
 from flodl.launch.running import Read
 from flodl.launch.ssh_login import Login
@@ -37,6 +38,7 @@ NOISE_SHOWN: Final = 300
 PIECE_BYTES: Final = 1 << 16
 
 START_REMEDY: Final = "see what its login shell and interpreter do: an rc file that waits, or prints without end"
+CHANGED_REMEDY: Final = f"launch again; what is written all the time, such as a log, belongs into {OWN_FILE}"
 NONSENSE: Final = "its replies make no sense"
 
 Reply: TypeAlias = dict[str, Any]
@@ -128,7 +130,7 @@ class SyncSession:
         if absent := _list(done, "absent"):
             raise self.failure(f"{_named(absent)} did not arrive{complaint}", f"see the disk at {self.root} there")
         if changed := _list(done, "changed"):
-            raise self.failure(f"changed here since the launch: {_named(changed)}", "launch again")
+            raise self.failure(f"changed here since the launch: {_named(changed)}", CHANGED_REMEDY)
         return tuple(map(str, _list(done, "kept")))
 
     def failure(self, reason: str, remedy: str = "") -> HostUnreachable:

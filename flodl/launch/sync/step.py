@@ -5,6 +5,7 @@ by its hash, or named with what is in the way. Hosts that start later, or again,
 """
 
 import asyncio
+import os
 from collections.abc import Sequence
 from functools import partial
 
@@ -29,7 +30,7 @@ def take_stock(spec: RunSpec, terminal: Terminal) -> Project | None:
     if spec.sync.mode is SyncMode.OFF or not _remote(spec):
         return None
     folder = spec.project or spec.cwd
-    listing = scan(folder, spec.sync.exclude, [str(rundir.state_home())])
+    listing = scan(folder, spec.sync.exclude, [str(rundir.state_home()), *_own_output()])
     _check(folder, listing, spec.sync.limit_gb)
     project = Project(folder, read(folder, listing.tree), spec.sync.mode)
     terminal.say(f"fdl: sync: {folder}: {project.tree}")
@@ -117,6 +118,11 @@ def _end(brought: Brought) -> str:
         return f"up to date, seen in {brought.seconds:.1f} s"
     by = f" by {brought.by}" if brought.plan.send else ""
     return f"done in {brought.seconds:.1f} s{by}"
+
+
+def _own_output() -> list[str]:
+    """The files that this launch itself writes to: they would change while they are copied."""
+    return [os.path.realpath(f"/proc/self/fd/{stream}") for stream in (1, 2)]
 
 
 def _remote(spec: RunSpec) -> list[HostPlan]:

@@ -82,7 +82,10 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["launch", "--plain", "--max-restarts", "-1", "train.py"], "--max-restarts"),
         (["launch", "--plain", "--resume"], "--resume takes a run"),
         (["lunch"], "Did you mean launch?"),
-        (["wibble"], "There are: checkpoint, config, daemon, drain, join, join-config, launch"),
+        (["probe", "--local", "1", "-c", "x.yml"], "exclude"),
+        (["wibble"], "There are: attach, checkpoint, config, daemon, debug, drain, join, join-config, launch"),
+        (["ps", "-a", "-n", "1"], "exclude each other"),
+        (["debug", "bundle", "-n", "-1"], "-n"),
         (["status", "--bogus"], "--bogus"),
         (["tail", "--stream", "x"], "stream"),
         (["join", "--devices", "cpu,,cpu"], "separated by commas"),
@@ -116,11 +119,15 @@ def test_usage_errors_end_with_2_and_name_the_word(args: list[str], words: str) 
         (["launch", "-c", "bad.yml", "train.py"], 2, "bad.yml:2"),
         (["launch", "-c", "taken.yml", "train.py"], 3, "taken"),
         (["launch", "-c", "nohost.yml", "train.py"], 4, "nohost.invalid"),
+        (["probe", "-c", "nothing.yml"], 2, "nothing.yml"),
         (["status"], 2, "fdl launch"),
         (["status", "nix"], 2, "no run 'nix'"),
         (["stop"], 2, "no run is live"),
         (["tail", "nix"], 2, "no run"),
         (["drain", "here"], 2, "no run is live"),
+        (["start"], 2, "no run is live"),
+        (["attach", "nix"], 2, "no run 'nix'"),
+        (["debug", "bundle"], 2, "fdl launch"),
         (["join"], 2, "no run is live"),
         (["join", "10.0.0.1:1337"], 2, "a controller elsewhere needs --token-file"),
         (["join", "10.0.0.1:1337", "--token-file", "nothing"], 2, "the token cannot be read"),
@@ -218,7 +225,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "status", "tail", "stop"])
+@pytest.mark.parametrize("name", ["checkpoint", "daemon", "drain", "join", "launch", "probe", "status", "tail", "stop"])
 def test_no_command_imports_torch_or_asyncssh(name: str) -> None:
     code = (
         f"import sys\nimport flodl_cli.commands.cmd_{name}\n"
@@ -246,12 +253,3 @@ def test_config_commands_read_the_file(tmp_path: Path) -> None:
     assert "fdl.cluster.yml:2" in shown
     assert '"origin"' in fdl("config", "show", "--json").output
     assert '"$schema"' in fdl("config", "schema").output
-
-
-def test_setting_of_a_later_version_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "fdl.cluster.yml").write_text(
-        "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: node, daemon: managed}\n"
-    )
-    (tmp_path / "train.py").write_text("")
-    result = fdl("launch", "--dry-run", "train.py")
-    assert "managed" in str(result.exception)

@@ -117,6 +117,22 @@ def test_status_of_a_run_that_ends_says_why_and_whom_it_waits_for() -> None:
     assert "waiting" not in status_text(gone, "n", io.StringIO())
 
 
+def test_status_of_a_run_that_waits_names_who_is_missing_and_why() -> None:
+    absent = [
+        {"host": "b", "stage": "auth", "reason": "permission denied"},
+        {"host": "c", "stage": "join", "reason": "has not joined"},
+    ]
+    join = {"ranks": 1, "least": 2, "fails_in_s": 9.0}
+    state = {"run_id": "x", "phase": "waiting", "join": join, "absent": absent, "waits_for": ["host b", "host c"]}
+    assert status_text(state, "n", io.StringIO()).splitlines() == [
+        "run x (n)  waiting: 1 of 2 ranks are there, it fails in 9.0s with fewer than 2",
+        "",
+        "missing hosts: 2",
+        "  b: auth: permission denied",
+        "  c: has not joined",
+    ]
+
+
 def test_status_of_a_plain_run_shows_ranks_and_uptimes_and_no_figure_that_nobody_knows() -> None:
     rank = {"rank": 0, "host": "a", "device": "cpu:0", "state": "live", "rss_bytes": 5, "uptime_s": 185.0}
     dead = {**rank, "rank": 1, "state": "dead", "uptime_s": 2.0, "reason": "ended by signal 9"}

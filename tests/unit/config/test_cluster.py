@@ -6,19 +6,12 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from flodl.config.cluster import Override, find_cluster_file, load_cluster, parse_cluster, schema, show, unsupported
-from flodl.config.model import ClusterSpec, ControllerSpec, JoinSpec, SshSpec, WorkerSpec
-from flodl.config.problems import ClusterError, ClusterFileError, Problem
+from flodl.config.cluster import Override, find_cluster_file, load_cluster, parse_cluster, schema, show
+from flodl.config.model import ClusterSpec, ControllerSpec, SshSpec, WorkerSpec
+from flodl.config.problems import ClusterFileError, Problem
 from flodl.config.relations import resolve_nothing
 
 EXAMPLE = Path(__file__).parents[3] / "fdl.cluster.yml.example"
-
-LATER = """\
-cluster:
-  controller: {host: 10.0.0.1, join: {start: hybrid}}
-  workers:
-    - {host: a}
-"""
 
 
 def small() -> ClusterSpec:
@@ -54,24 +47,6 @@ def test_variable_that_names_no_file_is_refused(tmp_path: Path) -> None:
         find_cluster_file(tmp_path, {"FDL_CLUSTER": "absent.yml"})
 
 
-def test_settings_of_later_versions_parse_and_are_named_with_their_place() -> None:
-    later = unsupported(parse_cluster(LATER.encode(), "f.yml", resolve_nothing))
-
-    assert [(one.key, one.position, one.read) for one in later] == [
-        ("cluster.controller.join.start", "f.yml:2:46", "hybrid"),
-    ]
-    assert "does not do that yet" in str(ClusterError(later))
-
-
-def test_setting_of_a_later_version_built_in_code_has_no_line() -> None:
-    join = JoinSpec(start="manual")
-    spec = ClusterSpec(controller=ControllerSpec(host="h", join=join), workers=(WorkerSpec(host="a"),))
-
-    (problem,) = unsupported(spec)
-
-    assert (problem.position, problem.key) == ("cluster built in code", "cluster.controller.join.start")
-
-
 def test_every_value_is_shown_with_its_origin() -> None:
     worker = "{host: a, local_devices: [0], ssh: {port: 22}}"
     text = f"cluster:\n  controller: {{host: h}}\n  workers:\n    - {worker}\n  env: {{A: b}}\n"
@@ -105,10 +80,9 @@ def test_schema_is_plain_json_and_closed() -> None:
     assert controller["properties"]["host"]["description"].startswith("Address to bind")
 
 
-def test_shipped_example_is_valid_and_needs_no_later_version() -> None:
+def test_shipped_example_is_valid() -> None:
     spec = load_cluster(EXAMPLE, resolve_nothing)
 
-    assert unsupported(spec) == []
     assert [worker.host for worker in spec.workers] == ["node-a", "node-b"]
 
 
@@ -120,7 +94,6 @@ def test_example_of_the_operations_guide_parses() -> None:
 
     spec = parse_cluster(text.encode(), "f.yml", resolve_nothing)
 
-    assert unsupported(spec) == []
     assert spec.sync.mode == "rsync"
 
 

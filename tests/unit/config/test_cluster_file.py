@@ -34,6 +34,13 @@ def with_worker(keys: str) -> str:
     return f"cluster:\n  controller: {{host: 10.0.0.1}}\n  workers:\n    - {{host: node-a, {keys}}}\n"
 
 
+CLOSED = """
+cluster:
+  controller: {host: b, join: {target_ranks: 2, elastic: false}}
+  workers: [{host: a, local_devices: [cpu]}]
+"""
+
+
 def with_cluster(line: str) -> str:
     return f"{GOOD}  {line}\n"
 
@@ -165,7 +172,19 @@ def test_port_that_is_no_plain_number_is_refused(port: str, expected: str, fix: 
         (with_cluster("env: {<<: 7}"), 'cluster.env["<<"]', "a mapping to merge", ""),
         ("cluster:\n  workers: [{host: a}]", "cluster", "the key `controller`", ""),
         ("cluster:\n  controller: {host: b}", "cluster", "the key `workers`", ""),
-        ("cluster:\n  controller: {host: b}\n  workers: []", "cluster.workers", "at least one entry", ""),
+        ("cluster:\n  controller: {host: b}\n  workers: []", "cluster.workers", "at least one worker", ""),
+        (
+            "cluster:\n  controller: {host: b, join: {min_rank_start: 1, elastic: false}}\n  workers: []",
+            "cluster.workers",
+            "and `elastic`",
+            "",
+        ),
+        (
+            CLOSED,
+            "cluster.controller.join.target_ranks",
+            "at most the 1 rank(s) of the workers",
+            "",
+        ),
         ("cluster:\n  controller: {host: b}\n  workers: a", "cluster.workers", "a list", ""),
         ("cluster:\n  controller: {host: b}\n  workers: [a]", "cluster.workers[0]", "a mapping with the keys", ""),
         ("clusters: {}\ncluster: 7", "clusters", "one of the keys `cluster`", "did you mean `cluster`?"),
@@ -313,3 +332,13 @@ def test_file_is_loaded_with_bracketed_address_and_merged_defaults(tmp_path: Pat
         ("a", "/p", ("GPU-1", "MIG-2")),
         ("b", "/p", ("GPU-1", "MIG-2")),
     ]
+
+
+def test_roster_may_be_empty_where_ranks_come_by_themselves() -> None:
+    text = "cluster:\n  controller: {host: b, join: {min_rank_start: 2}}\n  workers: []\n"
+    assert parse_cluster(text.encode(), "f.yml", resolve_nothing).workers == ()
+
+
+def test_closed_world_whose_devices_are_not_known_yet_may_ask_for_more() -> None:
+    text = "cluster:\n  controller: {host: b, join: {min_rank_start: 9, elastic: false}}\n  workers: [{host: a}]\n"
+    assert parse_cluster(text.encode(), "f.yml", resolve_nothing).controller.join.min_rank_start == 9

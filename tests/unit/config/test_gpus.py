@@ -11,7 +11,9 @@ from flodl.config import gpus as gpus_module
 from flodl.config.gpus import (
     GpuInfo,
     VisibleDevicesError,
+    amd_sign,
     detect_gpus,
+    explanation,
     parse_query,
     probe_gpus,
     select_visible,
@@ -206,6 +208,43 @@ def test_failing_nvidia_smi_means_no_gpu_and_a_reason(bench: Path, script: str, 
     assert probe.reason.startswith(reason)
 
 
+def test_driver_that_does_not_know_a_field_is_asked_without_it(bench: Path) -> None:
+    refusal = 'Field "compute_cap" is not a valid field to query.'
+    script = f"case $1 in *compute_cap*) echo '{refusal}'; exit 2;; esac\n"
+
+    (gpu,) = detect_gpus(env_with(bench, script + printing("0, GPU-aa, Tesla K80, P0, 11441")))
+
+    assert gpu == GpuInfo(0, "GPU-aa", "Tesla K80", None, 11441 << 20)
+
+
+@pytest.mark.parametrize(
+    ("reason", "has_driver", "amd", "words"),
+    [
+        ("nvidia-smi is not on PATH", False, "", ""),
+        ("nvidia-smi is not on PATH", False, "/dev/kfd", "its GPU is AMD's (/dev/kfd)"),
+        ("nvidia-smi is not on PATH", True, "/dev/kfd", "its GPU is AMD's (/dev/kfd)"),
+        ("nvidia-smi is not on PATH", True, "", "docker run --gpus all"),
+        ("nvidia-smi exited with 9: x", False, "", "the NVIDIA driver is not loaded"),
+        ("nvidia-smi exited with 9: x", True, "/dev/kfd", "wants a reboot"),
+        ("nvidia-smi lists no GPU: x", True, "", "shows no GPU"),
+    ],
+)
+def test_machine_without_a_usable_gpu_is_explained(reason: str, has_driver: bool, amd: str, words: str) -> None:
+    assert words in explanation(reason, has_driver, amd)
+    assert bool(explanation(reason, has_driver, amd)) == bool(words)
+
+
+def test_amd_gpu_is_told_by_its_device_or_its_program(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus_module, "AMD_FILE", str(bench / "kfd"))
+    assert amd_sign(str(bench)) == ""
+    (bench / "rocm-smi").write_text("")
+    (bench / "rocm-smi").chmod(0o755)
+    assert amd_sign(str(bench)) == str(bench / "rocm-smi")
+    assert "its GPU is AMD's" in probe_gpus({"PATH": str(bench)}).reason
+    (bench / "kfd").write_text("")
+    assert amd_sign(str(bench)) == str(bench / "kfd")
+
+
 def test_absent_nvidia_smi_means_no_gpu(bench: Path) -> None:
     assert probe_gpus({"PATH": str(bench)}).reason == "nvidia-smi is not on PATH"
     assert detect_gpus({"PATH": str(bench), "CUDA_VISIBLE_DEVICES": "0"}) == []
@@ -227,7 +266,7 @@ def test_hanging_nvidia_smi_is_ended_with_all_it_started(
 
     probe = probe_gpus(env_with(bench, script), timeout_s=1.0)
 
-    assert probe.reason == "nvidia-smi did not answer in time and was ended"
+    assert probe.reason.startswith("nvidia-smi did not answer in time and was ended")
     assert time.monotonic() - started_s < 10
     for name in ("leader", "child"):
         pid = int((bench / name).read_text())

@@ -4,8 +4,9 @@ import pytest
 
 from flodl.config.builder import local_cluster
 from flodl.controller.clients import MAX_SOURCE_CHARS, ClientDesk
-from flodl.core.events import DrainAsked, StopAsked
+from flodl.core.events import DrainAsked, StartAsked, StopAsked
 from flodl.core.plain import NO_DRAIN
+from flodl.core.window import StartRule
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import load
 from flodl.launch.plan import LaunchRequest, plan
@@ -15,6 +16,8 @@ from flodl.messages import (
     Declined,
     DrainAccepted,
     DrainRequest,
+    StartAccepted,
+    StartRequest,
     StopAccepted,
     StopRequest,
     WindowDone,
@@ -38,6 +41,22 @@ def training() -> Cohort:
 def test_stop_is_heard_in_any_phase() -> None:
     reply, event = desk(Cohort()).answer(StopRequest("fdl stop", False, 143))
     assert (reply, event) == (StopAccepted("waiting"), StopAsked("fdl stop", False, 143))
+
+
+def test_start_is_heard_while_the_window_is_held_and_names_who_starts() -> None:
+    held = Cohort(start=StartRule.MANUAL)
+    assert desk(held).answer(StartRequest("fdl start")) == (
+        Declined("too few ranks: 0 of 2 hosts are there; missing: a (has not joined), b (has not joined)", False),
+        None,
+    )
+    held.join()
+    reply, event = desk(held).answer(StartRequest("fdl start"))
+    assert (reply, event) == (StartAccepted(3, ("a", "b")), StartAsked("fdl start"))
+
+
+def test_start_of_a_run_that_trains_is_declined(training: Cohort) -> None:
+    reason = "the run is training: it does not wait to be started"
+    assert desk(training).answer(StartRequest("fdl start")) == (Declined(reason, False), None)
 
 
 def test_drain_names_the_ranks_that_leave(training: Cohort) -> None:
@@ -86,7 +105,7 @@ def test_machine_that_wants_to_join_gets_its_bootstrap(training: Cohort) -> None
 @pytest.mark.parametrize(
     ("host", "reply"),
     [
-        ("b", Declined("host b has already joined this run", is_early=False)),
+        ("b", Declined("host b has already joined this run; another machine needs another name", is_early=False)),
         ("../c", Declined("that is no host's name", is_early=False)),
     ],
 )
@@ -118,4 +137,6 @@ def test_walk_in_gets_its_bootstrap(training: Cohort) -> None:
 def test_walk_in_that_may_not_come_is_told_why_and_whether_it_is_early(training: Cohort) -> None:
     reason = "the run is staging and takes hosts in once it trains"
     assert desk(Cohort().join()).introduce_walk_in("c") == Declined(reason, is_early=True)
-    assert desk(training).introduce_walk_in("b") == Declined("host b has already joined this run", is_early=False)
+    assert desk(training).introduce_walk_in("b") == Declined(
+        "host b has already joined this run; another machine needs another name", is_early=False
+    )

@@ -303,6 +303,19 @@ def test_absurd_but_legal_queries_are_answered(serve: Serve, target: str, lines:
     assert len(serve(ask)) == lines
 
 
+@pytest.mark.parametrize(
+    ("query", "details"),
+    [("tail=2", ["3", "4"]), ("tail=0", []), ("tail=9&cursor=2", ["3", "4"]), ("tail=4", list("1234"))],
+)
+def test_events_begin_so_many_before_the_end(serve: Serve, query: str, details: list[str]) -> None:
+    def ask(site: Site) -> Awaitable[list[dict[str, Any]]]:
+        for number in range(1, 5):
+            site.events.add(Record("x", Severity.INFO, str(number), {}))
+        return site.lines(f"/events?{query}")
+
+    assert [line["detail"] for line in serve(ask)] == details
+
+
 def test_the_dialed_address_is_a_good_host_header(serve: Serve) -> None:
     answers = serve(
         lambda site: asyncio.gather(

@@ -69,6 +69,7 @@ from flodl.messages import (
 )
 
 LAYOUT = Layout(4, 0, 0)
+WINDOW = ("min_rank_start", "target_ranks", "is_elastic", "start")
 
 
 def hello(host: str, devices: int = 1) -> HostHello:
@@ -82,10 +83,10 @@ class Cohort:
     def __init__(self, mode: Mode = Mode.CPU_SYNC, hosts: dict[str, int] | None = None, **changes: Any) -> None:
         self.devices = {"a": 1, "b": 2} if hosts is None else hosts
         settings = Settings(12, 2, 2, 0, CadenceSettings(mode))
-        job = {name: changes.pop(name) for name in ("has_head", "min_rank_start", "is_elastic") if name in changes}
+        job = {name: changes.pop(name) for name in ("has_head", *WINDOW) if name in changes}
         self.settings = replace(settings, **changes)
-        join = JoinSettings(tuple(self.devices), job.get("min_rank_start", 0), is_elastic=job.get("is_elastic", True))
-        self.core = JobCore(JobSettings(join, LivenessSettings(), job.get("has_head", True)), 0.0)
+        has_head = job.pop("has_head", True)
+        self.core = JobCore(JobSettings(JoinSettings(tuple(self.devices), **job), LivenessSettings(), has_head), 0.0)
         self.now_s = 1.0
         self.held: set[type] = set()
         self.waiting: list[tuple[type, Callable[[], list[JobAction]]]] = []

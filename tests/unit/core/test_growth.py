@@ -17,6 +17,7 @@ from flodl.messages import (
     CadenceSettings,
     CheckpointSettings,
     CloseWindow,
+    Device,
     FormGroup,
     HostStopped,
     KillRank,
@@ -294,6 +295,25 @@ def test_script_that_fails_on_a_new_host_stops_nobody_else(word: str) -> None:
     assert (cohort.outcome.status, cohort.outcome.losses) == ("completed", ())
 
 
+@pytest.mark.parametrize(
+    ("mode", "device", "torch", "refused", "noted"),
+    [
+        (Mode.NCCL_SYNC, "cpu", "2.9.1", "torch (2.13 against 2.9.1). ", ""),
+        (Mode.NCCL_SYNC, "cuda", "2.13", "kind of device (CPU against NVIDIA GPU). ", ""),
+        (Mode.CPU_SYNC, "cuda", "2.9.1", "", "torch differs: a has 2.13; c has 2.9.1"),
+    ],
+)
+def test_newcomer_that_a_collective_group_cannot_bear_is_refused_there_and_noted_elsewhere(
+    mode: Mode, device: str, torch: str, refused: str, noted: str
+) -> None:
+    cohort = training(mode=mode)
+    cohort.say(replace(hello("c"), torch=torch, devices=(Device(device, 0),)), "c")
+    cohort.say(cohort.ready(3), "c")
+    assert refused in " ".join(cohort.records("join_refused"))
+    assert bool(cohort.records("join_refused")) is bool(refused)
+    assert cohort.records("torch_skew") == ([noted] if noted else [])
+
+
 def test_newcomer_whose_model_differs_or_does_not_fit_is_sent_away() -> None:
     cohort = training()
     cohort.say(hello("c", 2), "c")
@@ -306,7 +326,7 @@ def test_newcomer_whose_model_differs_or_does_not_fit_is_sent_away() -> None:
     cohort.say(StateLoaded(4, 1, "fc.weight is missing"), "c")
     refused = cohort.records("join_refused")
     assert refused[0].startswith(
-        "rank 3 on c does not take part: rank 0 and rank 3 do not agree on: model (m against an"
+        "rank 3 on c does not take part: rank 0 on a and rank 3 on c do not agree on: model (m "
     )
     assert refused[1:] == ["rank 4 on c does not take part: cannot load the training's state: fc.weight is missing"]
 
@@ -336,7 +356,7 @@ def test_late_word_of_a_newcomer_changes_nothing() -> None:
     ("changes", "host", "devices", "reason"),
     [
         ({"is_elastic": False}, "c", 1, "the run has started without it, and join.elastic is false"),
-        ({}, "b", 2, "host b has already joined this run"),
+        ({}, "b", 2, "host b has already joined this run; another machine needs another name"),
         ({}, "c", 0, "host c offers no device"),
         (
             {"mode": Mode.CPU_SYNC, "cadence": CadenceSettings(Mode.CPU_SYNC, partition_ratios=(0.5, 0.3, 0.2))},
@@ -370,7 +390,7 @@ def test_guest_that_comes_through_a_tunnel_joins_cpu_modes_only(mode: Mode, join
 )
 def test_host_that_comes_too_early_may_come_later_unless_the_world_only_shrinks(is_elastic: bool, reason: str) -> None:
     cohort = Cohort(is_elastic=is_elastic)
-    assert cohort.core.refusal("c") == "host c is not in this run's roster (a, b)"
+    assert bool(cohort.core.refusal("c")) is not is_elastic
     assert cohort.core.may_come_later("c") is is_elastic
     cohort.join()
     assert cohort.core.refusal("c") == reason

@@ -1,6 +1,7 @@
 """A run from the join window to its outcome: phases, hosts, refusals, losses, stops and exit codes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from flodl.core.events import (
     HostFailed,
     HostSaid,
     Stalled,
+    StartAsked,
     StateStored,
     StopAsked,
     Ticked,
@@ -19,7 +21,7 @@ from flodl.core.events import (
 from flodl.core.finale import STATE_TIMEOUT_S
 from flodl.core.job import JobCore, JobSettings, Phase
 from flodl.core.liveness import LivenessSettings
-from flodl.core.window import JoinSettings
+from flodl.core.window import JoinSettings, StartRule
 from flodl.messages import (
     Admitted,
     Beat,
@@ -27,6 +29,7 @@ from flodl.messages import (
     Evict,
     FinishRank,
     FormGroup,
+    FromDaemon,
     GroupFormed,
     HeadError,
     HeadReady,
@@ -137,11 +140,163 @@ def test_run_without_a_head_sends_no_state() -> None:
 
 # ---------------------------------------------------------------------------------------------------------- join window
 def test_host_that_may_not_join_is_stopped_and_dropped() -> None:
-    cohort = Cohort()
+    cohort = Cohort(is_elastic=False)
     actions = cohort.say(hello("x"), "x")
-    reason = "host x is not in this run's roster (a, b)"
+    reason = "host x is not in this run's roster (a, b), and join.elastic is false"
     assert actions[1:3] == [SendHost("x", StopHost(reason, 0.0)), DropHost("x", reason)]
     assert events_of(actions) == ["join_refused"]
+
+
+def test_too_few_at_the_hard_limit_is_that_whatever_kept_them_away() -> None:
+    cohort = Cohort()
+    cohort.post(HostFailed("b", "auth", "permission denied", ""))
+    cohort.tick(600.0)
+    assert ending_of(cohort) == ("failed", 5)
+
+
+def test_roster_that_is_there_and_too_small_says_what_helps() -> None:
+    cohort = Cohort(min_rank_start=9, is_elastic=False).join()
+    assert cohort.outcome is not None
+    assert cohort.outcome.message == (
+        "the run cannot start: 3 of 9 ranks are there\nevery host of the roster is there\n"
+        "  bring more hosts (fdl join), or lower join.min_rank_start"
+    )
+
+
+def test_start_without_some_of_the_roster_names_them() -> None:
+    cohort = Cohort(min_rank_start=1)
+    cohort.say(hello("a"), "a")
+    cohort.post(HostFailed("b", "auth", "permission denied", ""))
+    assert cohort.core.phase is Phase.STAGING
+    assert cohort.records("degraded_start") == ["starting with 1 rank(s), without b (auth: permission denied)"]
+
+
+# -------------------------------------------------------------------------------------------------------- a held window
+def test_held_window_waits_for_a_person_and_says_so_once() -> None:
+    cohort = Cohort(start=StartRule.MANUAL).join()
+    cohort.trust()
+    cohort.tick(599.0)
+    assert cohort.core.phase is Phase.WAITING
+    assert cohort.core.startup.hold() == []
+    assert cohort.records("window_held") == ["2 of 2 hosts are there; fdl start starts the run"]
+    assert cohort.core.start_refusal() == ""
+    cohort.post(StartAsked("fdl start"))
+    assert cohort.core.phase is Phase.STAGING
+    assert cohort.records("start_requested") == ["fdl start starts the run"]
+    assert cohort.core.start_refusal() == "the run is staging: it does not wait to be started"
+
+
+def test_start_that_cannot_be_is_noted_and_changes_nothing() -> None:
+    cohort = Cohort(start=StartRule.MANUAL)
+    cohort.say(hello("a"), "a")
+    cohort.post(StartAsked("fdl start"))
+    assert cohort.core.phase is Phase.WAITING
+    (refused,) = cohort.records("start_refused")
+    assert refused == (
+        "fdl start cannot start the run: too few ranks: 1 of 2 hosts are there; missing: b (has not joined)"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- walk-ins
+def with_walk_in(**changes: Any) -> Cohort:
+    """The roster's three ranks and a fourth of x, all building their models; the head is ready."""
+    cohort = Cohort(start=StartRule.MANUAL, **changes).join()
+    cohort.say(hello("x"), "x")
+    cohort.post(StartAsked("fdl start"))
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {})))
+    return cohort
+
+
+def test_walk_in_trains_with_the_roster_from_the_start() -> None:
+    cohort = with_walk_in()
+    assert [order.world_size for order in cohort.sent(SpawnRanks)] == [4, 4, 4]
+    assert "x, a host of no roster, joined with 1 device(s)" in " ".join(cohort.records("host_joined"))
+    for rank in range(4):
+        cohort.say(cohort.ready(rank))
+    assert cohort.sent(Admitted)[0].ranks == (0, 1, 2, 3)
+    assert ending_of(cohort) == ("completed", 0)
+
+
+def test_walk_in_that_trains_something_else_is_sent_away_and_the_others_start() -> None:
+    cohort = with_walk_in()
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    cohort.say(replace(cohort.ready(3), fingerprint={**cohort.ready(0).fingerprint, "script": "other"}))
+    (refused,) = cohort.records("join_refused")
+    assert refused.startswith("rank 3 on x does not take part: rank 0 on a and rank 3 on x do not agree on: script (")
+    assert [stop.reason[:13] for stop in cohort.sent(StopHost)][:1] == ["rank 0 on a a"]
+    assert cohort.sent(Admitted)[0].ranks == (0, 1, 2)
+    assert ending_of(cohort) == ("completed", 0)
+
+
+@pytest.mark.parametrize("end", [RankError(3, "ImportError: x", ""), RankExited(3, 1, 0, by_us=False)])
+def test_walk_in_that_fails_while_the_others_start_costs_nobody_else(end: FromDaemon) -> None:
+    cohort = with_walk_in()
+    cohort.say(end)
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    assert ending_of(cohort) == ("completed", 0)
+    assert cohort.outcome is not None
+    assert cohort.outcome.losses == ()
+
+
+def test_walk_in_that_is_lost_while_the_others_start_is_borne() -> None:
+    cohort = with_walk_in()
+    cohort.post(HostDropped("x", "reset"))
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    assert ending_of(cohort) == ("completed", 0)
+
+
+def test_start_that_counted_on_a_walk_in_fails_without_it() -> None:
+    cohort = with_walk_in(min_rank_start=4)
+    cohort.say(RankError(3, "ImportError: x", ""))
+    assert ending_of(cohort) == ("failed", 5)
+    assert cohort.outcome is not None
+    assert cohort.outcome.message == "too few ranks to start: 3 of 4 ranks are left; rank 3: ImportError: x"
+
+
+def test_two_walk_ins_that_do_not_fit_fail_a_start_that_counted_on_them_once() -> None:
+    cohort = Cohort(hosts={}, min_rank_start=2, has_head=False)
+    for host in ("x", "y", "z"):
+        cohort.say(hello(host), host)
+    assert cohort.core.phase is Phase.STAGING
+    cohort.say(cohort.ready(0))
+    cohort.say(replace(cohort.ready(1), fingerprint={"script": "other"}))
+    assert ending_of(cohort) == ("failed", 5)
+
+
+def test_walk_ins_alone_are_measured_by_the_head() -> None:
+    cohort = Cohort(hosts={}, min_rank_start=3)
+    for host in ("x", "y", "z"):
+        cohort.say(hello(host), host)
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {"script": "mine"})))
+    for rank, script in enumerate(("other", "mine", "mine")):
+        cohort.say(replace(cohort.ready(rank), fingerprint={"script": script}))
+    assert ending_of(cohort) == ("failed", 5)
+    (refused,) = cohort.records("join_refused")
+    assert refused.startswith("rank 0 on x does not take part: rank 1 on y and rank 0 on x do not agree on: script (m")
+
+
+def test_walk_ins_of_whom_none_fits_the_head_fail_the_run_with_what_differs() -> None:
+    cohort = Cohort(hosts={}, min_rank_start=1)
+    cohort.say(hello("x"), "x")
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {"script": "mine"})))
+    cohort.say(replace(cohort.ready(0), fingerprint={"script": "other"}))
+    assert ending_of(cohort) == ("failed", 2)
+    assert cohort.outcome is not None
+    assert "rank 0 on x and the head do not agree on: script (other against mine)" in cohort.outcome.message
+
+
+def test_torch_that_differs_is_noted_where_it_can_be_borne() -> None:
+    cohort = Cohort()
+    cohort.say(hello("a"), "a")
+    cohort.say(replace(hello("b", 2), torch="2.9"), "b")
+    cohort.post(HeadSaid(HeadReady(cohort.settings, {})))
+    for rank in range(3):
+        cohort.say(cohort.ready(rank))
+    assert cohort.records("torch_skew") == ["torch differs: a has 2.13; b has 2.9"]
+    assert ending_of(cohort) == ("completed", 0)
 
 
 def test_host_that_comes_while_the_others_start_is_refused() -> None:
@@ -167,7 +322,9 @@ def test_window_has_a_deadline_before_anything_happens_and_names_who_never_came(
     cohort.tick(600.0)
     assert ending_of(cohort) == ("failed", 5)
     assert cohort.outcome is not None
-    assert cohort.outcome.message.startswith("the run cannot start:\nhost a: join: has not joined\n  see the host's")
+    assert cohort.outcome.message.startswith(
+        "the run cannot start: 0 of 2 hosts are there\nhost a: join: has not joined\n  see the host's"
+    )
 
 
 def test_host_that_cannot_be_reached_gives_its_own_exit_code() -> None:
@@ -176,7 +333,25 @@ def test_host_that_cannot_be_reached_gives_its_own_exit_code() -> None:
     actions = cohort.post(HostFailed("b", "auth", "permission denied", ""))
     assert events_of(actions)[0] == "host_failed"
     assert ending_of(cohort) == ("failed", 4)
-    assert SendHost("a", StopHost("the run cannot start:\nhost b: auth: permission denied", GRACE_S)) in actions
+    words = "1 of 2 hosts are there\nhost b: auth: permission denied"
+    assert SendHost("a", StopHost(f"the run cannot start: {words}", GRACE_S)) in actions
+
+
+@pytest.mark.parametrize(
+    ("stages", "code"),
+    [
+        (("preflight", "preflight"), 3),
+        (("preflight", "join"), 3),
+        (("preflight", "connect"), 4),
+        (("join", "start"), 4),
+        (("join", "join"), 5),
+    ],
+)
+def test_hosts_that_are_absent_give_the_exit_code_of_the_farthest_away(stages: tuple[str, str], code: int) -> None:
+    cohort = Cohort()
+    for host, stage in zip(("a", "b"), stages, strict=True):
+        cohort.post(HostFailed(host, stage, "why", "what to do"))
+    assert ending_of(cohort) == ("failed", code)
 
 
 # ------------------------------------------------------------------------------------------------------------ admission
@@ -187,7 +362,7 @@ def test_cohort_that_disagrees_is_refused_as_usage() -> None:
         cohort.say(replace(cohort.ready(rank), fingerprint={"layers": str(rank // 2)}))
     assert ending_of(cohort) == ("failed", 2)
     assert cohort.outcome is not None
-    assert "rank 0 and rank 2 do not agree on: layers (0 against 1)" in cohort.outcome.message
+    assert "rank 0 on a and rank 2 on b do not agree on: layers (0 against 1)" in cohort.outcome.message
 
 
 def test_host_behind_a_tunnel_is_refused_by_name_in_a_collective_mode() -> None:

@@ -1,11 +1,9 @@
 """Ranks, hosts and devices of a plain run, and where its ranks meet."""
 
-from dataclasses import replace
-
 import pytest
 
 from flodl.core.actions import SendHost
-from flodl.core.places import Places, meeting_point, unfit
+from flodl.core.places import Places, meeting_point, mixture
 from flodl.messages import Device, HostHello, PlainGroup, RankSpec, SpawnRanks
 
 CPU = (Device("cpu", 0), Device("cpu", 1))
@@ -53,13 +51,9 @@ def test_host_takes_its_place_again_with_the_devices_that_it_had() -> None:
 
 
 def test_devices_of_a_host_are_of_one_kind() -> None:
-    assert unfit(hello("a")) == ""
-    assert unfit(hello("a", devices=GPUS)) == ""
-    assert "offers cpu and cuda devices" in unfit(hello("a", devices=(GPUS[0], CPU[0])))
-
-
-def test_host_behind_a_tunnel_is_refused_by_name() -> None:
-    assert unfit(replace(hello("a"), tunnelled=True)).startswith("the tunnel of a leads to the controller only")
+    assert mixture(hello("a")) == ""
+    assert mixture(hello("a", devices=GPUS)) == ""
+    assert "offers cpu and cuda devices" in mixture(hello("a", devices=(GPUS[0], CPU[0])))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A plain run from the join window to its outcome: starts, failures, restarts, lost hosts, stops and exit codes."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,13 +16,14 @@ from flodl.core.events import (
     HostSaid,
     JobEvent,
     Stalled,
+    StartAsked,
     StopAsked,
     Ticked,
 )
 from flodl.core.liveness import LivenessSettings
 from flodl.core.plain import NO_DRAIN, PlainCore, PlainPhase, PlainSettings
 from flodl.core.restarts import MAX_PORT_TRIES
-from flodl.core.window import JoinSettings
+from flodl.core.window import JoinSettings, StartRule
 from flodl.errors import InvariantViolation
 from flodl.messages import (
     Beat,
@@ -51,9 +53,11 @@ JOIN_S = 600.0
 class Plain:
     """PlainCore with hosts a (rank 0) and b (ranks 1 and 2) that do what they are told; ``held`` orders wait."""
 
-    def __init__(self, max_restarts: int = 0, hosts: dict[str, int] | None = None, min_rank_start: int = 0) -> None:
+    def __init__(
+        self, max_restarts: int = 0, hosts: dict[str, int] | None = None, min_rank_start: int = 0, **window: Any
+    ) -> None:
         self.devices = {"a": 1, "b": 2} if hosts is None else hosts
-        join = JoinSettings(tuple(self.devices), min_rank_start, max_join_timeout_s=JOIN_S)
+        join = JoinSettings(tuple(self.devices), min_rank_start, max_join_timeout_s=JOIN_S, **window)
         self.core = PlainCore(PlainSettings(join, LivenessSettings(), max_restarts, GRACE_S), 0.0)
         self.now_s = 1.0
         self.held: set[type] = set()
@@ -221,7 +225,8 @@ def test_rank_that_has_ended_ends_no_more() -> None:
 def test_hosts_come_while_the_window_is_open_and_none_afterwards() -> None:
     run = Plain()
     assert run.core.refusal("a") == ""
-    assert "not in this run's roster" in run.core.refusal("x")
+    assert run.core.refusal("x") == ""
+    assert "not in this run's roster" in Plain(is_elastic=False).core.refusal("x")
     run.run()
     assert run.core.refusal("c") == "a plain run keeps the ranks that it has started with"
     assert run.core.refusal("a") == "a plain run keeps the ranks that it has started with"
@@ -231,6 +236,42 @@ def test_hosts_come_while_the_window_is_open_and_none_afterwards() -> None:
     run.held.add(StopHost)
     run.stop()
     assert run.core.refusal("a") == "the run is ending"
+
+
+def test_hosts_that_cannot_reach_each_other_are_not_started() -> None:
+    run = Plain()
+    run.say(hello("a"), "a")
+    run.say(replace(hello("b", 2), tunnelled=True), "b")
+    assert run.ended == ("failed", 2)
+    assert run.outcome is not None
+    assert "the tunnel of b leads to the controller only" in run.outcome.message
+    assert run.sent(SpawnRanks) == []
+
+
+def test_host_alone_may_come_through_a_tunnel() -> None:
+    run = Plain(hosts={"a": 2})
+    run.say(replace(hello("a", 2), tunnelled=True), "a")
+    assert run.core.phase is PlainPhase.RUNNING
+
+
+def test_held_window_of_a_plain_run_starts_when_a_person_says_so_with_the_walk_ins() -> None:
+    run = Plain(start=StartRule.MANUAL)
+    assert run.core.start_refusal().startswith("too few ranks: 0 of 2 hosts are there")
+    for host, ranks in {"a": 1, "b": 2, "x": 1}.items():
+        run.say(hello(host, ranks), host)
+    assert run.records("window_held") == ["2 of 2 hosts are there; fdl start starts the run"]
+    assert run.core.phase is PlainPhase.WAITING
+    run.post(StartAsked("fdl start"))
+    assert run.core.phase is PlainPhase.RUNNING
+    assert len(run.core.membership) == 4
+    assert run.core.start_refusal() == "the run is running: it does not wait to be started"
+
+
+def test_plain_run_that_starts_without_some_of_the_roster_names_them() -> None:
+    run = Plain(min_rank_start=1)
+    run.say(hello("a"), "a")
+    run.post(HostFailed("b", "auth", "permission denied", ""))
+    assert run.records("degraded_start") == ["starting with 1 rank(s), without b (auth: permission denied)"]
 
 
 def test_host_with_devices_of_two_kinds_is_refused() -> None:

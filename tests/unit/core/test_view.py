@@ -2,8 +2,10 @@
 
 import json
 
+from flodl.core.actions import Record
 from flodl.core.events import DrainAsked, HeadExited, HostDropped, HostFailed
 from flodl.core.view import SCHEMA, snapshot
+from flodl.core.window import StartRule
 from flodl.messages import (
     Beat,
     HostStopped,
@@ -30,6 +32,43 @@ def test_run_that_waits_for_hosts_has_a_view() -> None:
     ]
     assert (view["hosts"], view["ranks"]) == ([], [])
     assert "version" not in view
+
+
+def test_open_window_is_seen_with_what_it_waits_for_and_how_long() -> None:
+    cohort = Cohort(min_rank_start=2, target_ranks=4)
+    cohort.say(hello("a"), "a")
+    view = snapshot(cohort.core, 100.0)
+    assert view["join"] == {
+        "start": "auto", "is_held": False, "has_least": False, "ranks": 1, "least": 2, "target": 4,
+        "closes_in_s": 200.0, "fails_in_s": 500.0,
+    }  # fmt: skip
+    assert view["waits_for"] == ["host b"]
+    held = Cohort(start=StartRule.MANUAL).join()
+    assert snapshot(held.core, 700.0)["join"] == {
+        "start": "manual", "is_held": True, "has_least": True, "ranks": 3, "least": None, "target": None,
+        "closes_in_s": None, "fails_in_s": 0.0,
+    }  # fmt: skip
+
+
+def test_run_whose_ranks_start_is_seen_to_wait_for_them_then_for_the_head() -> None:
+    cohort = Cohort().join()
+    cohort.say(cohort.ready(0))
+    assert (snapshot(cohort.core, 1.0)["join"], snapshot(cohort.core, 1.0)["waits_for"]) == (
+        None,
+        ["rank 1 on b", "rank 2 on b"],
+    )
+    for rank in (1, 2):
+        cohort.say(cohort.ready(rank))
+    assert snapshot(cohort.core, 1.0)["waits_for"] == ["the head"]
+
+
+def test_lowest_loss_and_last_evaluation_are_seen_with_their_epochs() -> None:
+    cohort = Cohort(eval_samples=2, num_epochs=2).get_ready()
+    view = snapshot(cohort.core, 9.0)
+    assert view["lowest_loss"]["value"] == min(
+        action.fields["loss"] for action in cohort.actions if isinstance(action, Record) and action.event == "epoch"
+    )
+    assert view["last_eval"]["epoch"] == 1
 
 
 def test_training_is_seen_with_hosts_ranks_and_cadence() -> None:

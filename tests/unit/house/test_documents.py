@@ -11,6 +11,7 @@ from pathlib import Path
 
 import flodl
 import flodl.errors
+from flodl.launch.probe.finding import CHECKS
 
 ROOT = Path(__file__).resolve().parents[3]
 PUT_TOGETHER = {  # at run time, from parts too small to look for
@@ -123,6 +124,14 @@ def test_messages_in_troubleshooting_are_those_of_the_code() -> None:
 
     assert len(symptoms) > 50
     assert unknown <= PUT_TOGETHER
+
+
+def test_every_check_of_preflight_is_explained() -> None:
+    text = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    section = text.split("\n## Preflight\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE)
+
+    assert [check for row in rows for check in re.findall(r"`([^`]+)`", row)] == list(CHECKS)
 
 
 def test_every_error_is_importable_from_flodl_and_in_the_reference_with_its_code() -> None:

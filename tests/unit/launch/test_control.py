@@ -26,6 +26,8 @@ from flodl.messages import (
     DrainAccepted,
     DrainRequest,
     Message,
+    StartAccepted,
+    StartRequest,
     StopAccepted,
     StopRequest,
 )
@@ -118,6 +120,18 @@ def tls_site() -> Iterator[Site]:
 def test_stop_is_said_over_the_control_protocol(site: Site, abort: bool) -> None:
     assert site.client().stop("fdl stop", abort=abort, exit_code=143) == "training"
     assert site.heard == [StopRequest("fdl stop", abort, 143)]
+
+
+def test_start_is_said_over_the_control_protocol(site: Site) -> None:
+    site.reply = StartAccepted(3, ("a", "b"))
+    assert site.client().start("fdl start") == (3, ("a", "b"))
+    assert site.heard == [StartRequest("fdl start")]
+
+
+def test_start_that_cannot_be_says_why(site: Site) -> None:
+    site.reply = Declined("too few ranks", is_early=True)
+    with pytest.raises(ConfigError, match=rf"^run {RUN_ID} cannot be started: too few ranks$"):
+        site.client().start("fdl start")
 
 
 def test_drain_is_said_over_the_control_protocol(site: Site) -> None:

@@ -50,6 +50,11 @@ def test_lines_of_the_script_keep_their_stream(shown: Shown) -> None:
     assert shown.taken() == (["a:1: accuracy 0.9"], ["a:1: a warning"])
 
 
+def test_what_preflight_warns_of_is_said_and_is_no_result(shown: Shown) -> None:
+    shown.narrator.event({"event": "preflight", "severity": "warning", "detail": "host a: clock: late"}, 1.0)
+    assert shown.taken() == ([], ["fdl: warning: host a: clock: late"])
+
+
 @pytest.mark.parametrize(
     ("event", "told"),
     [

@@ -7,11 +7,13 @@ import pytest
 from flodl.config import model
 from flodl.config.builder import local_cluster
 from flodl.config.tls import TlsMode
+from flodl.core.window import StartRule
 from flodl.errors import ConfigError
 from flodl.launch import document
 from flodl.launch.commands import openssh_command, remote_command
 from flodl.launch.plan import (
     HostKind,
+    JoinPlan,
     LaunchRequest,
     RunSpec,
     bootstrap_for,
@@ -59,6 +61,23 @@ def test_worker_that_is_this_machine_needs_no_ssh(name: str) -> None:
 def test_ssh_settings_make_even_this_machine_an_ssh_host() -> None:
     worker = model.WorkerSpec(host="localhost", ssh=model.SshSpec(port=2222))
     assert plan(cluster(worker), request()).hosts[0].kind is HostKind.SSH
+
+
+@pytest.mark.parametrize("name", ["localhost", "node-b"])
+def test_managed_host_dials_in_by_itself_and_is_shown_so(name: str) -> None:
+    asked = replace(request(), join_token_file="/keys/join.token")
+    spec = plan(cluster(model.WorkerSpec(host=name, daemon="managed")), asked)
+    assert (spec.hosts[0].kind, spec.hosts[0].ssh) == (HostKind.MANAGED, None)
+    assert f"host        {name} (managed)" in "\n".join(describe(spec, "/runs/x"))
+    assert "  daemon    dials in by itself" in describe(spec, "/runs/x")
+
+
+def test_terms_of_the_join_window_are_planned() -> None:
+    join = model.JoinSpec(min_rank_start=2, target_ranks=3, join_timeout=4, max_join_timeout=5, start="hybrid")
+    controller = model.ControllerSpec(host="10.0.0.1", join=join)
+    spec = plan(model.ClusterSpec(controller=controller, workers=()), request())
+    assert (spec.join, spec.hosts) == (JoinPlan(2, 3, 4.0, 5.0, True, start=StartRule.HYBRID), ())
+    assert document.load(RunSpec, document.dump(spec)) == spec
 
 
 def test_other_hosts_get_their_own_folder_and_the_login_shells_interpreter() -> None:

@@ -38,6 +38,24 @@ def test_stay_is_told_once_from_the_arrival_to_the_run_s_end(presence: Presence)
     assert presence.farewell() == "host me has left with the run"
 
 
+def test_host_that_comes_before_the_start_is_told_what_the_run_waits_for(presence: Presence) -> None:
+    waiting = {"ranks": 1, "least": 2, "fails_in_s": 60.0}
+    assert presence.look(state(phase="waiting", join=waiting)) == [
+        "host me is there; run run-1 is waiting: 1 of 2 ranks are there, it fails in 1m00s with fewer than 2"
+    ]
+    assert presence.look(state(phase="waiting", join=waiting)) == []
+    assert presence.look(state((1, "spawned", ""), phase="staging")) == []
+    assert presence.look(state((2, "ready", ""), phase="staging"))[-1] == "rank 2 is ready"
+
+
+def test_start_that_fails_is_the_run_s_failure_and_no_refusal(presence: Presence) -> None:
+    presence.look(state((2, "ready", ""), phase="staging"))
+    ended = {"status": "failed"}
+    assert presence.look(state((2, "dead", "stopped with the run"), phase="failed", outcome=ended, message="why")) == []
+    assert (presence.refusals, presence.has_failed) == ([], True)
+    assert presence.farewell() == "host me has left: run run-1 failed: why"
+
+
 def test_rank_that_is_lost_is_told(presence: Presence) -> None:
     presence.look(state((2, "live", "")))
     assert presence.look(state((2, "dead", "ended by signal 9"))) == ["rank 2 is lost: ended by signal 9"]

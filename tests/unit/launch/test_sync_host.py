@@ -154,6 +154,11 @@ def test_host_without_rsync_gets_it_by_sftp(site: SshSite, project: Path, tmp_pa
     assert heard.said[-1].startswith("by sftp, for there is no rsync")
 
 
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="needs a python3 of the system")
+def test_without_an_interpreter_the_login_shells_python_does(site: SshSite, project: Path, tmp_path: Path) -> None:
+    assert sync(site, tmp_path / "there", stock(project, SyncMode.SFTP), python="").by is SyncMode.SFTP
+
+
 def test_host_without_sftp_is_told_with_the_remedy(site: SshSite, project: Path, tmp_path: Path) -> None:
     site.has_sftp = False
     error = refusal(site, tmp_path / "there", stock(project, SyncMode.SFTP))

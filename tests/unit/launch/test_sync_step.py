@@ -3,6 +3,8 @@
 import io
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,3 +137,15 @@ def test_run_whose_tree_is_not_there_any_more_is_told(folder: Path) -> None:
     run.write("tree.json", "{}")
     with pytest.raises(ConfigError, match=r"tree\.json: Tree\.entries: expected to be present"):
         project_of(run, spec(folder))
+
+
+def test_what_the_launch_prints_into_the_project_is_not_copied(folder: Path) -> None:
+    program = (
+        "import sys; from flodl.launch.sync.step import _own_output; from flodl.launch.tree_scan import scan; "
+        "found = scan(sys.argv[1], private=_own_output()).tree.entries; "
+        "print([entry.path for entry in found], file=open(sys.argv[2], 'w'))"
+    )
+    told = folder.parent / "told"
+    with (folder / "out.log").open("w") as out, (folder / "err.log").open("w") as err:
+        subprocess.run([sys.executable, "-c", program, folder, told], stdout=out, stderr=err, check=True, timeout=30)
+    assert told.read_text() == "['train.py']\n"

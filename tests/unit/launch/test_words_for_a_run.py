@@ -13,7 +13,7 @@ import pytest
 
 from flodl.launch import terminal
 from flodl.launch.headline import describe_outcome, last_lines
-from flodl.launch.progress import Progress, duration, epoch_line, is_shown, log_line
+from flodl.launch.progress import Progress, duration, epoch_line, is_shown, log_line, phase_words
 from flodl.launch.rundir import RunDir
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import RED
@@ -52,6 +52,35 @@ def test_live_line_has_epoch_loss_rate_and_time_left() -> None:
 
 def test_live_line_before_training_is_the_phase() -> None:
     assert Progress().line({"phase": "waiting", "num_epochs": None}, 0.0) == "waiting"
+
+
+def window(**changes: object) -> dict[str, object]:
+    join = {"start": "auto", "is_held": False, "has_least": False, "ranks": 1, "least": 2, "target": None}
+    return {"phase": "waiting", "join": {**join, "closes_in_s": 45.0, "fails_in_s": 345.0, **changes}}
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (window(), "waiting: 1 of 2 ranks are there, it fails in 5m45s with fewer than 2"),
+        (window(target=4, has_least=True, ranks=2), "waiting: 2 of 4 ranks are there, it starts in 45s"),
+        (window(least=None), "waiting: 1 rank(s) are there, it fails in 5m45s"),
+        (
+            window(is_held=True, has_least=True, closes_in_s=None),
+            "waiting: 1 of 2 ranks are there, fdl start starts the run",
+        ),
+        ({"phase": "waiting", "join": None}, "waiting"),
+        ({"phase": "staging", "ranks": []}, "staging"),
+        (
+            {"phase": "staging", "ranks": [{"state": "ready"}, {"state": "spawned"}, 7]},
+            "staging: 1 of 3 ranks have built their model",
+        ),
+        ({"phase": "forming"}, "forming"),
+        ({}, "unknown"),
+    ],
+)
+def test_phase_of_a_run_that_starts_says_how_far_it_has_come(state: dict[str, object], words: str) -> None:
+    assert phase_words(state) == words
 
 
 def test_live_line_of_a_plain_run_counts_its_ranks() -> None:
@@ -149,6 +178,14 @@ def test_a_rank_lost_with_its_host_is_explained_by_the_daemon(run: RunDir) -> No
 def test_failure_is_not_said_twice(run: RunDir) -> None:
     outcome = {"status": "failed", "message": "rank 2 failed: ValueError: boom", "failure": FAILURE}
     assert describe_outcome(run, outcome, {})[0].endswith("failed")
+
+
+def test_line_above_a_list_of_failures_is_said(run: RunDir) -> None:
+    failure = {"kind": "host lost", "host": "b", "rank": -1, "error": "host b: auth: no\n  add it\nhost c: join: late"}
+    message = f"the run cannot start: 1 of 3 hosts are there\n{failure['error']}"
+    lines = describe_outcome(run, {"status": "failed", "message": message, "failure": failure}, {})
+    assert lines[0] == f"run {run.run_id} failed: the run cannot start: 1 of 3 hosts are there"
+    assert lines[1] == "first failure: host b: auth: no\n  add it\nhost c: join: late"
 
 
 def test_headline_leaves_out_what_is_for_a_closer_look(run: RunDir) -> None:

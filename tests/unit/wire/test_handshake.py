@@ -35,7 +35,10 @@ SERVER_NONCE = b"s" * 32
 JOIN_TOKEN = bytes(range(2, 34))
 ALICE = Peer(Role.DAEMON, Channel.CONTROL, "alice", "0.2.0")
 WRONG_PROOF = "the proof is wrong: the token is not this run's, or the connection was tampered with"
-WRONG_SERVER = "the controller's proof is wrong: it holds another token, or someone sits in between"
+WRONG_SERVER = (
+    "the controller's proof is wrong: it holds another token (ours is another run's: copy it again), "
+    "or someone sits in between"
+)
 
 
 WALK_IN = Peer(Role.WALK_IN, Channel.CONTROL, "alice", "0.2.0")

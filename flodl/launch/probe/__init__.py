@@ -1,0 +1,1 @@
+"""What hosts are like before anything starts on them: asked (collect, talk), read (facts), judged (judge), reported."""

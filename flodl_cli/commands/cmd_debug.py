@@ -1,0 +1,51 @@
+"""``fdl debug``: what somebody else needs to find a fault."""
+
+import dataclasses
+from pathlib import Path
+
+import click
+
+from flodl.config.gpus import probe_gpus
+from flodl.launch import rundir
+from flodl.launch.debug_bundle import DEFAULT_LINES, write_bundle
+from flodl_cli.runs import complete_any
+
+
+@click.group("debug", short_help="gather what a bug report needs")
+def command() -> None:
+    """Gather what a bug report needs."""
+
+
+@command.command("bundle")
+@click.argument("run", required=False, shell_complete=complete_any)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="The archive; default: fdl-debug-RUN.tar.gz here.",
+)
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(0, 100_000),
+    default=DEFAULT_LINES,
+    show_default=True,
+    metavar="N",
+    help="Of each log and of the events, the last N lines.",
+)
+def bundle_command(run: str | None, output: Path | None, lines: int) -> int:
+    """Write one archive for a bug report: what was asked, events, the last lines of all logs, versions.
+
+    RUN is a run's id, its beginning, or its name; default: the latest live run, else the latest. No token and no key
+    is in it, and of environment variables only those of NCCL, Gloo, OpenMP, MKL, CUDA and torch have their values. What
+    the script printed is in it as it is: look through it before you share it.
+    """
+    chosen = rundir.find(run)
+    target = output or Path(f"fdl-debug-{chosen.run_id}.tar.gz")
+    done = write_bundle(chosen, target, lines, {"gpus.json": dataclasses.asdict(probe_gpus())})
+    click.echo(f"{done.path}: {len(done.names)} files, {done.size_bytes:,} bytes")
+    if done.left_out:
+        click.echo(f"fdl: no room for {', '.join(done.left_out)}; -n takes fewer lines of each", err=True)
+    click.echo("fdl: what the script printed is in it as it is; look through it before you share it", err=True)
+    return 0
