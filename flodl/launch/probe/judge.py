@@ -24,7 +24,7 @@ RANK_BYTES: Final = 150_000_000
 """Of a process that has imported torch, what it shares with no other; measured with torch 2.13 for CPUs."""
 
 MIB: Final = 1 << 20
-FULL_BYTES: Final = 16 * MIB
+FULL_BYTES: Final = MIB
 """Less than this on a disk is as good as nothing: logs are spooled there before they are shipped."""
 
 TIGHT_BYTES: Final = 1024 * MIB
