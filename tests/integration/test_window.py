@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from flodl.launch.rundir import TOKEN_BYTES, write_token_file
 from tests.runs import BIN, CLEAN_S, END_S, JOB, Fdl, Launched
 from tests.witness import witness_run
 
@@ -37,6 +38,14 @@ def cluster(folder: Path, *workers: dict[str, Any], **join: Any) -> Path:
 
 def here(ranks: int) -> dict[str, Any]:
     return {"host": "localhost", "local_devices": ["cpu"] * ranks}
+
+
+def managed(fdl: Fdl) -> dict[str, Any]:
+    """A worker that would dial in, with a join token that nobody proves."""
+    home = Path(fdl.env["FDL_STATE_HOME"])
+    home.mkdir(mode=0o700, parents=True)
+    write_token_file(home / "join.token", bytes(range(TOKEN_BYTES)))
+    return {"host": "node-c", "daemon": "managed", "local_devices": ["cpu"]}
 
 
 def launched(fdl: Fdl, file: Path, log: Path, epochs: int = 2) -> Launched:
@@ -108,8 +117,9 @@ def test_walk_in_with_another_script_is_sent_away_and_the_roster_starts_without_
 
 @pytest.mark.long
 def test_quorum_starts_without_the_host_that_never_came_and_names_it(fdl: Fdl, tmp_path: Path, log: Path) -> None:
-    managed = {"host": "node-c", "daemon": "managed", "local_devices": ["cpu"]}
-    file = cluster(tmp_path, here(1), managed, min_rank_start=1, target_ranks=2, join_timeout=2, max_join_timeout=9)
+    file = cluster(
+        tmp_path, here(1), managed(fdl), min_rank_start=1, target_ranks=2, join_timeout=2, max_join_timeout=9
+    )
     run = launched(fdl, file, log)
 
     assert run.wait() == 0, run.story()
@@ -122,8 +132,7 @@ def test_quorum_starts_without_the_host_that_never_came_and_names_it(fdl: Fdl, t
 def test_too_few_at_the_hard_limit_fail_with_5_and_the_names_of_those_who_never_came(
     fdl: Fdl, tmp_path: Path, log: Path
 ) -> None:
-    managed = {"host": "node-c", "daemon": "managed", "local_devices": ["cpu"]}
-    file = cluster(tmp_path, here(1), managed, min_rank_start=2, join_timeout=2, max_join_timeout=2)
+    file = cluster(tmp_path, here(1), managed(fdl), min_rank_start=2, join_timeout=2, max_join_timeout=2)
     run = launched(fdl, file, log)
 
     assert run.wait() == 5, run.story()
