@@ -5,6 +5,7 @@ import errno
 import hashlib
 import os
 import queue
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -470,6 +471,7 @@ def test_a_sum_overtakes_the_state_that_is_being_sent_down(yard: Yard, wait_unti
     with (yard.folder / "sparse").open("wb+") as file:
         file.truncate(size)
         yard.hub.send_state(1, ("a",), file.fileno(), size)
+    wait_until(lambda: select.select([ours], [], [], 0)[0], LIMIT_S, "the state, on its way")
     yard.hub.open_sum(KEY, ("a",), LAYOUT)
     for offset, length in chunk_ranges(LAYOUT.total_bytes):
         header = ChunkHeader(ChunkKind.SUM_UP, KEY, offset, length, LAYOUT.total_bytes)
