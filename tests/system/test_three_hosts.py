@@ -95,6 +95,26 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
     run.wait_until_clean()
 
 
+def test_held_run_waits_for_a_person_and_starts_without_who_has_not_come(
+    fdl: Fdl, three: Lab, tmp_path: Path, log: Path
+) -> None:
+    first, second, late = three.hosts
+    nobody = {"target": three.nobody, "user": "root", "options": ["ConnectTimeout=5"]}
+    workers = [three.worker(first, 1), three.worker(second, 1), {**three.worker(late, 1), "ssh": nobody}]
+    window = {"start": "manual", "min_rank_start": 2, "elastic": False}
+    cluster = three.cluster(tmp_path / "c.yml", workers, controller={"join": window})
+    run = launch(fdl, cluster, log)
+    run.wait_for_event("window_held")
+    assert run.events("spawning") == []
+
+    started = fdl.call("start")
+
+    assert started.returncode == 0, started.stderr
+    assert f"starts with 2 rank(s) on {first.name}, {second.name}" in started.stdout
+    check_complete(run, log, 2)
+    assert late.name in run.events("degraded_start")[0]["detail"]
+
+
 # ----------------------------------------------------------------------------------------------- who does not get in
 def stranger(lab: Lab, host: Host, run: Launched, tls: str, *words: object) -> str:
     """What the controller answers to somebody on ``host``."""
