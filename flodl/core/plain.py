@@ -273,10 +273,14 @@ class PlainCore:
     def _miss(self, failure: Failure, has_lost_ranks: bool, now_s: float) -> list[JobAction]:
         """A host of the run is gone. Where all that ran on it had ended, only a restart has to wait for it."""
         if self.phase is PlainPhase.GATHERING:
-            return self._fail(failure, now_s) if self.restarts.are_forbidden else [RestoreHost(failure.host)]
+            return self._fail(failure, now_s) if self.restarts.are_forbidden else self._look_for(failure.host)
         is_needed = has_lost_ranks or self.phase is PlainPhase.STARTING
         actions = self._on_failure(failure, now_s) if is_needed else []
-        return [*actions, RestoreHost(failure.host)] if self.restarts.are_left else actions
+        return actions + self._look_for(failure.host) if self.restarts.are_left else actions
+
+    def _look_for(self, host: HostName) -> list[JobAction]:
+        """One that no roster knows comes back by itself, or not."""
+        return [RestoreHost(host)] if host in self.settings.join.roster else []
 
     def _pulse(self, now_s: float) -> list[JobAction]:
         """Silence of hosts: suspects are noted, the dead are lost. Ranks do not beat."""

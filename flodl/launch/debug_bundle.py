@@ -23,8 +23,8 @@ from typing import Any, Final
 
 from flodl import __version__
 from flodl.errors import ConfigError, FlodlError
-from flodl.launch.rundir import RunDir
-from flodl.wire.handshake import derive_host_secret, derive_read_token
+from flodl.launch.rundir import RunDir, read_token_file
+from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token
 
 DEFAULT_LINES: Final = 1000
 LOG_BYTES: Final = 256 << 10
@@ -100,13 +100,19 @@ class Blot:
 
     @classmethod
     def of(cls, run: RunDir) -> "Blot":
-        """That of ``run``: its token, and what hosts and readers are given of it. Without a token nothing is known."""
-        try:
+        """That of ``run``: its token, the join token of its walk-ins, and what hosts and readers are given of them; as
+        far as they are there.
+        """
+        hosts, secrets = tuple(dict.fromkeys(_hosts(run))), list[bytes]()
+        with contextlib.suppress(FlodlError):
             token = run.read_token()
-        except FlodlError:
-            return cls(())
-        derived = (derive_host_secret(token, host) for host in _hosts(run))
-        return cls((token, bytes.fromhex(derive_read_token(token)), *derived))
+            secrets += [token, bytes.fromhex(derive_read_token(token))]
+            secrets += [derive_host_secret(token, host) for host in hosts]
+        with contextlib.suppress(FlodlError):
+            join = (run.read_json("run.json") or {}).get("join")
+            token = read_token_file(Path(str(join.get("token_file") if isinstance(join, dict) else "")))
+            secrets += [token, *(derive_join_secret(token, host) for host in hosts)]
+        return cls(secrets)
 
     def __call__(self, data: bytes) -> bytes:
         """``data`` without them, and without private keys."""

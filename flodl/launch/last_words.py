@@ -13,7 +13,7 @@ from typing import Any, Final
 from flodl.core.ending import KIND_HEAD
 from flodl.monitor.log_store import HEAD
 
-HOLD_S: Final = 3.0
+HOLD_S: Final = 5.0
 """From a process's failure to the run's end it takes a round and the farewell, mostly less than this."""
 
 MAX_HELD_LINES: Final = 400

@@ -3,6 +3,7 @@ written: raw, in hex, in base64. Hosts share this machine's files and process ta
 """
 
 import os
+import secrets
 import subprocess
 import sys
 import tarfile
@@ -12,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from flodl.launch.debug_bundle import forms_of
-from flodl.launch.rundir import RunDir
-from flodl.wire.handshake import derive_host_secret, derive_read_token
+from flodl.launch.rundir import TOKEN_BYTES, RunDir, write_token_file
+from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token
 from tests.runs import END_S, Fdl, Launched
 from tests.system.lab import Lab
 
@@ -31,12 +32,14 @@ def secrets_of(run: Launched, lab: Lab) -> dict[str, tuple[bytes, ...]]:
         f"secret of {name}": forms_of(derive_host_secret(token, name))
         for name in (*(host.name for host in lab.hosts), "walker")
     }
+    join = bytes.fromhex((Path(run.folder).parents[1] / "join.token").read_text())
+    found |= {"join token": forms_of(join), "join secret": forms_of(derive_join_secret(join, "walker"))}
     lines = lab.key.read_bytes().splitlines()[2:-1]  # the first line of the body names the kind of key
     return {**found, "private key": tuple(lines)}
 
 
-def holders(secrets: dict[str, tuple[bytes, ...]], data: bytes, where: str) -> list[str]:
-    return [f"{name} in {where}" for name, forms in secrets.items() if any(form in data for form in forms)]
+def holders(known: dict[str, tuple[bytes, ...]], data: bytes, where: str) -> list[str]:
+    return [f"{name} in {where}" for name, forms in known.items() if any(form in data for form in forms)]
 
 
 def argv_and_environments() -> Iterator[tuple[str, bytes]]:
@@ -83,35 +86,36 @@ def test_no_secret_stands_in_argv_environments_logs_state_events_or_bundle_on_an
 ) -> None:
     first, second = hosts.hosts
     fdl.env["FDL_TRACEBACK"] = "1"
+    home, own = Path(fdl.env["FDL_STATE_HOME"]), tmp_path / "run.token"
+    home.mkdir(mode=0o700, parents=True)
+    write_token_file(home / "join.token", secrets.token_bytes(TOKEN_BYTES))
     cluster = hosts.cluster(tmp_path / "c.yml", [hosts.worker(first, 1)], is_elastic=True, env=VERBOSE)
     run = fdl.job(options=("-c", cluster), step_ms=20, epochs=10_000, mode="nccl_cadence", save=tmp_path / "ckpt")
     run.wait_for_event("host_joined")
-    own = tmp_path / "run.token"
-    own.touch(0o600)
-    own.write_bytes((run.folder / "token").read_bytes())
+    write_token_file(own, RunDir(run.folder).read_token())
     address, port = run.address
     there = ("ip", "netns", "exec", second.name)
     guest = fdl.join(run, f"{address}:{port}", "--token-file", own, "--devices", "cpu", "--host", "walker", under=there)
     guest.wait_for_text("rank 1 takes part")
-    secrets = secrets_of(run, hosts)
+    known = secrets_of(run, hosts)
 
-    found = [each for where, data in argv_and_environments() for each in holders(secrets, data, where)]
+    found = [each for where, data in argv_and_environments() for each in holders(known, data, where)]
     pids = [int(line.split()[0]) for line in run.leftovers()]
     assert len(pids) > 6, pids
-    found += [each for where, data in open_files(pids) for each in holders(secrets, data, where)]
+    found += [each for where, data in open_files(pids) for each in holders(known, data, where)]
     for name, arguments in (("status", ["--json"]), ("ps", ["--json"]), ("tail", ["-n", "1000"])):
-        found += holders(secrets, fdl.call(name, *arguments).stdout.encode(), f"fdl {name}")
+        found += holders(known, fdl.call(name, *arguments).stdout.encode(), f"fdl {name}")
     bundle = tmp_path / "bundle.tar.gz"
     assert fdl.call("debug", "bundle", "-o", str(bundle)).returncode == 0
     assert fdl.call("stop", timeout_s=END_S).returncode == 0
     assert run.wait(END_S) == 143, run.story()
     guest.wait()
-    found += [each for where, data in members(bundle) for each in holders(secrets, data, where)]
-    kept = [run.folder / "token", own, hosts.key]
+    found += [each for where, data in members(bundle) for each in holders(known, data, where)]
+    kept = [run.folder / "token", home / "join.token", own, hosts.key]
     found += [
         each
         for where, data in files_below(tmp_path, hosts.key.parent, but=kept)
-        for each in holders(secrets, data, where)
+        for each in holders(known, data, where)
     ]
 
     assert found == []
@@ -121,7 +125,7 @@ def test_no_secret_stands_in_argv_environments_logs_state_events_or_bundle_on_an
 def test_search_finds_what_is_planted(fdl: Fdl, hosts: Lab, tmp_path: Path) -> None:
     """The search above could be blind."""
     token = bytes(range(32))
-    secrets = {"token": forms_of(token)}
+    known = {"token": forms_of(token)}
     planted = tmp_path / "planted"
     planted.write_text(f"x{token.hex()}x")
     with (
@@ -133,7 +137,7 @@ def test_search_finds_what_is_planted(fdl: Fdl, hosts: Lab, tmp_path: Path) -> N
             stdout=file,
         ) as process,
     ):
-        seen = [where for where, data in argv_and_environments() if holders(secrets, data, where)]
+        seen = [where for where, data in argv_and_environments() if holders(known, data, where)]
         assert {f"/proc/{process.pid}/cmdline", f"/proc/{process.pid}/environ"} <= set(seen)
-        assert any(holders(secrets, data, where) for where, data in open_files([process.pid]))
-    assert [where for where, data in files_below(tmp_path, but=()) if holders(secrets, data, where)] == [str(planted)]
+        assert any(holders(known, data, where) for where, data in open_files([process.pid]))
+    assert [where for where, data in files_below(tmp_path, but=()) if holders(known, data, where)] == [str(planted)]

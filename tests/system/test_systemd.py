@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 UNIT = units.UNIT_NAME
 JOIN_TOKEN = secrets.token_bytes(32)
 FDL = BIN / "fdl"
-SHORT = "[Service]\nWatchdogSec=4\nRestartSec=0.5\n"
+SHORT = "[Service]\nWatchdogSec=8\nRestartSec=0.5\n"
 CLUSTER = """\
 cluster:
   controller: {{host: 127.0.0.1, port: {port}}}

@@ -95,24 +95,37 @@ def test_walk_ins_join_with_the_tokens_that_were_made_for_them(fdl: Fdl, three: 
     run.wait_until_clean()
 
 
-def test_held_run_waits_for_a_person_and_starts_without_who_has_not_come(
-    fdl: Fdl, three: Lab, tmp_path: Path, log: Path
-) -> None:
-    first, second, late = three.hosts
-    nobody = {"target": three.nobody, "user": "root", "options": ["ConnectTimeout=5"]}
-    workers = [three.worker(first, 1), three.worker(second, 1), {**three.worker(late, 1), "ssh": nobody}]
-    window = {"start": "manual", "min_rank_start": 2, "elastic": False}
-    cluster = three.cluster(tmp_path / "c.yml", workers, controller={"join": window})
+def test_manual_start_waits_for_walk_ins_and_for_the_word(fdl: Fdl, three: Lab, tmp_path: Path, log: Path) -> None:
+    port = three.free_port()
+    join = {"start": "manual", "min_rank_start": 3, "elastic": True}
+    cluster = three.cluster(tmp_path / "c.yml", [], port, controller={"join": join})
+    for host in three.hosts:
+        assert fdl.call("join-config", host.name, "-c", str(cluster)).returncode == 0
     run = launch(fdl, cluster, log)
-    run.wait_for_event("window_held")
-    assert run.events("spawning") == []
+    run.wait_for_event("window_open")
+    kits = Path(fdl.env["FDL_STATE_HOME"]) / "walk-ins"
+    guests = []
+    try:
+        for count, host in enumerate(three.hosts):
+            early = fdl.call("start")
+            assert (early.returncode, f"too few ranks: {count} of 3 ranks are there" in early.stderr) == (2, True)
+            own = ("--persist", "--token-file", kits / host.name / "daemon.token", "--devices", "cpu")
+            under = ("ip", "netns", "exec", host.name)
+            guests.append(fdl.join(run, f"{three.address}:{port}", *own, "--host", host.name, under=under))
+            fdl.wait_until(lambda want=count + 1: len(run.events("host_joined")) == want, 60, run.story)
+        run.wait_for_event("window_held")
+        assert run.events("spawning") == []
 
-    started = fdl.call("start")
+        started = fdl.call("start")
 
-    assert started.returncode == 0, started.stderr
-    assert f"starts with 2 rank(s) on {first.name}, {second.name}" in started.stdout
-    check_complete(run, log, 2)
-    assert late.name in run.events("degraded_start")[0]["detail"]
+        assert started.returncode == 0, started.stderr
+        assert started.stdout.endswith(f"starts with 3 rank(s) on {', '.join(host.name for host in three.hosts)}\n")
+        check_merged(run, log, 3)
+    finally:
+        for guest in guests:
+            guest.process.terminate()
+    assert [guest.wait() for guest in guests] == [0, 0, 0]
+    run.wait_until_clean()
 
 
 # ----------------------------------------------------------------------------------------------- who does not get in

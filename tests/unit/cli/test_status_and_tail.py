@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import tarfile
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -115,6 +116,22 @@ def test_status_of_a_run_that_ends_says_why_and_whom_it_waits_for() -> None:
     assert status_text(state, "n", io.StringIO()) == told
     gone = {**state, "vanished": {}}
     assert "waiting" not in status_text(gone, "n", io.StringIO())
+
+
+def test_bundle_of_a_damaged_run_is_made_all_the_same_and_says_what_cannot_be_probed(
+    ended: RunDir, tmp_path: Path
+) -> None:
+    result = fdl("debug", "bundle", "-n", "2", "-o", str(tmp_path / "b.tar.gz"))
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{tmp_path / 'b.tar.gz'}: ")
+    assert "look through it before you share it" in result.stderr
+    with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        probe = archive.extractfile(f"{ended.run_id}/probe.json")
+        assert probe is not None
+        assert json.loads(probe.read())["error"] == "RunSpec.schema: expected to be present"
+        log = archive.extractfile(f"{ended.run_id}/logs/rank0.stdout.log")
+        assert log is not None
+        assert log.read() == b"two\nthree\n"
 
 
 def test_status_of_a_run_that_waits_names_who_is_missing_and_why() -> None:

@@ -645,6 +645,17 @@ def test_signal_to_a_daemon_stops_the_run_once() -> None:
     assert run.ended == ("stopped", 143)
 
 
+def test_lost_walk_in_is_waited_for_but_not_looked_for() -> None:
+    run = Plain(max_restarts=1, target_ranks=4)
+    run.devices["x"] = 1
+    run.run()
+    assert [member.host for member in run.core.membership.all()] == ["a", "b", "b", "x"]
+    assert not any(isinstance(action, RestoreHost) for action in run.post(HostDropped("x", "reset")))
+    assert run.core.phase is PlainPhase.GATHERING
+    run.say(hello("x"), "x")
+    assert run.restarts == [0, 1]
+
+
 def test_walk_in_that_leaves_is_not_waited_for_and_ends_a_run_that_trains() -> None:
     run = Plain()
     run.held.add(StopHost)

@@ -177,12 +177,13 @@ def test_plain_run_has_ranks_and_uptimes_and_no_figures_of_an_engine() -> None:
     assert not {"version", "cadence", "num_epochs", "mode"} & set(view)
 
 
-def test_whom_a_plain_run_waits_for_is_seen_while_it_stops_or_gathers() -> None:
-    run = Plain(max_restarts=1).run()
-    run.held.add(StopRanks)
+def test_whom_a_plain_run_waits_for_is_seen_while_it_starts_stops_or_gathers() -> None:
+    run = Plain(max_restarts=1)
     seen = [snapshot(run.core, run.now_s)["waits_for"]]
+    run.run().held.add(StopRanks)
+    seen.append(snapshot(run.core, run.now_s)["waits_for"])
     run.post(HostDropped("b", "eof"))
     seen.append(snapshot(run.core, run.now_s)["waits_for"])
     run.exit(0, by_us=True)
     seen.append(snapshot(run.core, run.now_s)["waits_for"])
-    assert seen == [[], ["rank 0 on a"], ["host b"]]
+    assert seen == [["host a", "host b"], [], ["rank 0 on a"], ["host b"]]

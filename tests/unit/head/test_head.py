@@ -26,6 +26,7 @@ from flodl.errors import (
 from flodl.head.main import run_head
 from flodl.messages import EpochReport, EvalReport, HeadReady, RunEnded, StopRequest
 from flodl.spec import context
+from flodl.spec.fingerprint import config_fingerprint
 from flodl.spec.handle import TrainHandle
 from flodl.spec.job import TrainingJob
 from flodl.spec.knobs import resolve
@@ -74,9 +75,9 @@ def test_it_introduces_itself_with_what_it_knows(
 
     wait_until(lambda: controller.heard, LIMIT_S, "the head speaks")
     assert controller.roles == ["head"]
-    assert controller.heard == [
-        HeadReady(job.config.settings(), {"dataset": "TensorDataset of 8 samples", "outer_optimizer": "OuterAvg()"})
-    ]
+    (ready,) = controller.heard
+    assert ready == HeadReady(job.config.settings(), config_fingerprint(job.config))
+    assert ready.fingerprint["dataset"] == "TensorDataset of 8 samples"
 
 
 def test_results_reach_the_handle_and_the_state_ends_it(

@@ -13,7 +13,7 @@ from flodl.errors import ConfigError
 from flodl.launch import debug_bundle, rundir
 from flodl.launch.debug_bundle import REDACTED, forms_of, redacted, write_bundle
 from flodl.launch.rundir import RunDir
-from flodl.wire.handshake import derive_host_secret, derive_read_token
+from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEA\n-----END OPENSSH PRIVATE KEY-----"
 
@@ -92,6 +92,17 @@ def test_secrets_of_the_run_are_blotted_out_wherever_they_stand(run: RunDir, tmp
     for secret in secrets:
         assert not any(each in log for each in forms_of(secret))
     assert log.count(REDACTED.encode()) >= len(secrets)
+
+
+def test_join_token_of_walk_ins_is_blotted_out_too(run: RunDir, tmp_path: Path) -> None:
+    token = bytes(range(32))
+    rundir.write_token_file(tmp_path / "join.token", token)
+    asked = json.loads(run.run_json.read_text())
+    run.write("run.json", json.dumps({**asked, "join": {"token_file": str(tmp_path / "join.token")}}))
+    secrets = [token, derive_join_secret(token, "node-a")]
+    (run.logs / "head.stdout.log").write_text("".join(f"{secret.hex()}\n" for secret in secrets))
+    log = contents(write_bundle(run, tmp_path / "b.tar.gz", 100).path)["logs/head.stdout.log"]
+    assert log == b"<redacted>\n<redacted>\n"
 
 
 @pytest.mark.parametrize("before", [b"", b"x", b"xy"])

@@ -63,15 +63,6 @@ def test_ssh_settings_make_even_this_machine_an_ssh_host() -> None:
     assert plan(cluster(worker), request()).hosts[0].kind is HostKind.SSH
 
 
-@pytest.mark.parametrize("name", ["localhost", "node-b"])
-def test_managed_host_dials_in_by_itself_and_is_shown_so(name: str) -> None:
-    asked = replace(request(), join_token_file="/keys/join.token")
-    spec = plan(cluster(model.WorkerSpec(host=name, daemon="managed")), asked)
-    assert (spec.hosts[0].kind, spec.hosts[0].ssh) == (HostKind.MANAGED, None)
-    assert f"host        {name} (managed)" in "\n".join(describe(spec, "/runs/x"))
-    assert "  daemon    dials in by itself" in describe(spec, "/runs/x")
-
-
 def test_terms_of_the_join_window_are_planned() -> None:
     join = model.JoinSpec(min_rank_start=2, target_ranks=3, join_timeout=4, max_join_timeout=5, start="hybrid")
     controller = model.ControllerSpec(host="10.0.0.1", join=join)
