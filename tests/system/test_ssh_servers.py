@@ -107,9 +107,9 @@ def test_crowded_sshd_lets_everybody_in_in_the_end(fdl: Fdl, hosts: Lab, tmp_pat
         )
         workers = [{"host": name, "local_devices": ["cpu"], "python": "/no/such/python"} for name in names]
         run = fdl.launch("-c", hosts.cluster(tmp_path / "c.yml", workers), JOB)
-        assert run.wait() == 4, run.story()
+        assert run.wait() == 3, run.story()
     for name in names:
-        assert f"host {name}: start: interpreter /no/such/python not found" in run.stderr
+        assert f"host {name}: preflight: interpreter /no/such/python not found" in run.stderr
     run.wait_until_clean()
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from flodl.launch.probe.collect import PAYLOAD_BYTES
 from tests.runs import Fdl, Launched
 from tests.system import capture
 from tests.system.capture import ALERT, DATA, HANDSHAKE, TLS_1_3, Traffic, captured, records
@@ -14,6 +15,8 @@ pytestmark = [pytest.mark.system, pytest.mark.long, pytest.mark.timeout(240)]
 
 SSH_PORT = 22
 SIZE, EPOCHS = 101, 2
+WORD_BYTES = 64
+"""Most of preflight's one-time word."""
 RELAY = Path(__file__).with_name("relay.py")
 
 
@@ -45,7 +48,21 @@ def check_controllers_port(traffic: Traffic, port: int, hosts: Lab) -> None:
     assert versions == [TLS_1_3] * (len(ways) // 2)
 
 
-def ports_beside(traffic: Traffic, *known: int) -> set[tuple[str, str]]:
+def workers_of(hosts: Lab) -> tuple[str, ...]:
+    return tuple(sorted(host.address for host in hosts.hosts))
+
+
+def between_workers(traffic: Traffic, port: int) -> list[bytes]:
+    """What went by other ways than the controller's port and ssh."""
+    return [data for way, data in traffic.streams.items() if not {at for _, at in way} & {port, SSH_PORT}]
+
+
+def is_preflight(data: bytes) -> bool:
+    """A one-time word, behind it nothing but zeros in one direction; or the word sent back."""
+    return len(data) <= WORD_BYTES + PAYLOAD_BYTES and not any(data[WORD_BYTES:])
+
+
+def beside(traffic: Traffic, *known: int) -> set[tuple[str, str]]:
     """Who talks to whom at other ports than these, as pairs of addresses."""
     rest = {way for way in traffic.streams if not {port for _, port in way} & set(known)}
     return {tuple(sorted((way[0][0], way[1][0]))) for way in rest}  # type: ignore[misc]  # pairs
@@ -55,7 +72,8 @@ def test_cpu_mode_puts_nothing_but_tls_and_ssh_on_the_wire(fdl: Fdl, hosts: Lab,
     traffic, port, run = run_captured(fdl, hosts, tmp_path, log, "cpu_cadence")
 
     check_controllers_port(traffic, port, hosts)
-    assert ports_beside(traffic, port, SSH_PORT) == set()
+    assert beside(traffic, port, SSH_PORT) <= {workers_of(hosts)}
+    assert [data for data in between_workers(traffic, port) if not is_preflight(data)] == []
     assert traffic.others == set()
     everything, token = b"".join(traffic.streams.values()), (run.folder / "token").read_text()
     for words in (token.encode(), bytes.fromhex(token), b"job.py", b"takes its first step", b"HostHello"):
@@ -68,8 +86,8 @@ def test_collective_mode_adds_only_what_workers_say_to_each_other(
     traffic, port, _ = run_captured(fdl, hosts, tmp_path, log, "nccl_cadence")
 
     check_controllers_port(traffic, port, hosts)
-    workers = tuple(sorted(host.address for host in hosts.hosts))
-    assert ports_beside(traffic, port, SSH_PORT) == {workers}
+    assert beside(traffic, port, SSH_PORT) == {workers_of(hosts)}
+    assert [data for data in between_workers(traffic, port) if not is_preflight(data)] != []
     assert traffic.others == set()
 
 

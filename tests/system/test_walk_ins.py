@@ -55,6 +55,7 @@ def token_of(run: Launched, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_machine_behind_a_firewall_joins_through_a_guarded_ssh_key(
     fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path, kit: Path
 ) -> None:

@@ -13,8 +13,8 @@ from flodl.launch.document import DocumentFault, load
 
 MARKER: Final = b"\nFDL1 "
 MAX_FRAME_BYTES: Final = 1 << 20
-MAX_NOISE_BYTES: Final = 1 << 20
-"""What a login may print before and between the answers."""
+MAX_NOISE_BYTES: Final = 4 << 20
+"""What a login may print before and between the answers; an rc file that prints a mebibyte has been seen."""
 
 MAX_HEADER_BYTES: Final = 128
 KEPT_NOISE_BYTES: Final = 2048

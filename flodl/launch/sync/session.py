@@ -33,7 +33,7 @@ CLOSE_S: Final = 5.0
 MAX_LINE_BYTES: Final = 8 << 20
 """A reply holds ``agent.BATCH`` paths at most, each of 4 KiB at most, escaped."""
 
-MAX_NOISE_BYTES: Final = 1 << 20
+MAX_NOISE_BYTES: Final = 4 << 20
 NOISE_SHOWN: Final = 300
 PIECE_BYTES: Final = 1 << 16
 
