@@ -32,6 +32,7 @@ def test_host_behind_a_firewall_trains_through_its_ssh_session(fdl: Fdl, hosts: 
     run.wait_until_clean()
 
 
+@pytest.mark.long
 def test_collective_mode_refuses_a_tunnelled_host_by_name(fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path) -> None:
     near, far = hosts.hosts
     workers = [hosts.worker(near, 1), hosts.worker(far, 1, tunnel=True)]
