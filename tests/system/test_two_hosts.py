@@ -293,7 +293,7 @@ def test_every_host_that_fails_is_named_with_its_stage_and_a_remedy(fdl: Fdl, ho
     run = fdl.launch("-c", hosts.cluster(tmp_path / "c.yml", workers), JOB)
 
     assert run.wait() == 4, run.story()
-    assert f"host {hosts.hosts[0].name}: start: interpreter /no/such/python not found" in run.stderr
+    assert f"host {hosts.hosts[0].name}: preflight: interpreter /no/such/python not found" in run.stderr
     assert f"host {hosts.hosts[1].name}: auth: " in run.stderr
     assert "host absent: connect: " in run.stderr
     run.wait_until_clean()
