@@ -81,9 +81,11 @@ def daemon_ready() -> float:
             assert daemon.stdout is not None
             try:
                 daemon.stdin.write(given)
-                while not scanner.feed(piece := daemon.stdout.read(4096) or b""):
+                while not scanner.is_found:
+                    piece = daemon.stdout.read(4096)
                     if not piece:
                         raise SystemExit("the daemon ended before it was ready")
+                    scanner.feed(piece)
                 return time.perf_counter() - started_s
             finally:
                 daemon.kill()

@@ -104,14 +104,31 @@ def ready_line(run_id: str) -> bytes:
 
 
 class ReadyScanner:
-    """Finds the ready line in a stream of noise, whatever its pieces; keeps no more than the line's length."""
+    """Takes the ready line out of a stream of noise, whatever its pieces; keeps no more than the line's length."""
 
     def __init__(self, run_id: str) -> None:
         self._line = ready_line(run_id)
-        self._tail = b""
+        self._held = b""
+        self._last = b"\n"
+        self.is_found = False
 
-    def feed(self, data: bytes) -> bool:
-        """Whether the ready line has ended within ``data``, seen together with what came before."""
-        window = self._tail + data
-        self._tail = window[-(len(self._line) - 1) :]
-        return self._line in window
+    def feed(self, data: bytes) -> bytes:
+        """The noise so far, without the ready line; what may be its beginning is held back. Behind it all is noise."""
+        if self.is_found:
+            return data
+        window = self._held + data
+        before, line, behind = window.partition(self._line)
+        if line:
+            self.is_found, self._held = True, b""
+            is_open = (self._last + before)[-1:] != b"\n"
+            return before + (b"\n" if is_open else b"") + behind
+        sizes = range(len(self._line) - 1, 0, -1)
+        kept = len(window) - next((size for size in sizes if window.endswith(self._line[:size])), 0)
+        self._held = window[kept:]
+        self._last = window[:kept][-1:] or self._last
+        return window[:kept]
+
+    def rest(self) -> bytes:
+        """What is held back, once the stream has ended."""
+        held, self._held = self._held, b""
+        return held

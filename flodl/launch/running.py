@@ -83,11 +83,13 @@ class HostLog:
 
 
 async def pump(read: Read, log: HostLog, scanner: ReadyScanner | None, ready: asyncio.Event) -> None:
-    """Read a stream to its end into ``log``; set ``ready`` when ``scanner`` finds the ready line."""
+    """Read a stream to its end into ``log``; set ``ready`` when ``scanner`` finds the ready line, which is no log."""
     while data := await read(PIECE_BYTES):
-        if scanner is not None and not ready.is_set() and scanner.feed(data):
+        log.write(data if scanner is None else scanner.feed(data))
+        if scanner is not None and scanner.is_found:
             ready.set()
-        log.write(data)
+    if scanner is not None:
+        log.write(scanner.rest())
 
 
 def start_failure(host: HostPlan, code: int | None, log: HostLog) -> HostUnreachable:

@@ -14,7 +14,7 @@ import pytest
 from flodl.config.address import split_address
 from flodl.errors import HostUnreachable
 from flodl.launch import document, local, running, ssh
-from flodl.launch.bootstrap import Bootstrap
+from flodl.launch.bootstrap import Bootstrap, ReadyScanner
 from flodl.launch.plan import HostKind, HostPlan
 from tests.unit.launch.ssh_site import SshSite, executable
 
@@ -85,6 +85,31 @@ def test_login_noise_is_log_and_never_data(
 
     run(body)
     assert noise in (tmp_path / "log").read_bytes()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+@pytest.mark.parametrize(
+    ("stream", "noise"),
+    [
+        (b"\nFDL1 ready box\nlater\n", b"later\n"),
+        (b"banner\n\nFDL1 ready box\nlater", b"banner\nlater"),
+        (b"banner\nFDL1 ready box\nlater", b"banner\nlater"),
+        (b"\n\n\nFDL1 ready bo\nFDL1 ready b", b"\n\n\nFDL1 ready bo\nFDL1 ready b"),
+    ],
+)
+def test_ready_line_is_taken_out_of_the_log(tmp_path: Path, stream: bytes, noise: bytes, size: int) -> None:
+    pieces = [stream[at : at + size] for at in range(0, len(stream), size)]
+
+    async def read(_: int) -> bytes:
+        return pieces.pop(0) if pieces else b""
+
+    async def body() -> bool:
+        ready = asyncio.Event()
+        await running.pump(read, running.HostLog(tmp_path / "log"), ReadyScanner("box"), ready)
+        return ready.is_set()
+
+    assert run(body) == (b"ready box\n" in stream)
+    assert (tmp_path / "log").read_bytes() == noise
 
 
 def test_end_of_a_daemon_is_told_with_its_code(site: SshSite, bootstrap: Bootstrap, tmp_path: Path) -> None:
