@@ -16,6 +16,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -27,6 +28,7 @@ from typing import Any, Final
 
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
+from flodl.launch import private_files
 from flodl.launch.document import DocumentFault, dump, load
 
 CONTROLLER_START_S: Final = 30.0
@@ -36,6 +38,7 @@ LAST_WORDS_S: Final = 60.0
 """A controller whose run has ended serves those who still read its end for some seconds, never this long."""
 
 TOKEN_BYTES: Final = 32
+_TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
 RESERVE_NAME: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024
 """Kept free for the outcome of a run whose disk its own logs have filled."""
@@ -169,7 +172,7 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{path}: no regular file; the token cannot be read")
-        text = os.read(descriptor, 4 * TOKEN_BYTES).strip()
+        text = os.read(descriptor, 2 * TOKEN_BYTES + len("\r\n") + 1)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}; the token cannot be read") from None
     finally:
@@ -177,24 +180,18 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
     mode &= 0o037 if is_credential else 0o077
     if mode:
         raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
-    try:
-        token = bytes.fromhex(text.decode("ascii"))
-    except ValueError:
-        token = b""
-    if len(token) != TOKEN_BYTES:
-        raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits)")
-    return token
+    if _TOKEN_TEXT.fullmatch(text) is None:
+        raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits and nothing else)")
+    return bytes.fromhex(text.decode("ascii"))
 
 
 def write_token_file(path: Path, secret: bytes) -> None:
-    """Make a token file, mode 0600 from its first moment on; nothing that is there is followed or replaced.
+    """Make a token file, whole and mode 0600 from its first moment on; nothing that is there is followed or replaced.
 
     Raises:
-        OSError: it exists, or cannot be made.
+        OSError: it exists, or cannot be made; nothing is left then.
     """
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, 0o600), "w", encoding="ascii") as file:
-        file.write(secret.hex())
+    private_files.write_new(path, secret.hex().encode("ascii"))
 
 
 def state_home() -> Path:
@@ -204,6 +201,11 @@ def state_home() -> Path:
         return Path(override)
     xdg = os.environ.get("XDG_STATE_HOME", "")
     return (Path(xdg) if os.path.isabs(xdg) else Path.home() / ".local" / "state") / "fdl"
+
+
+def open_folders() -> list[Path]:
+    """Those of this user's state folders in which others may put files of theirs in the place of ours."""
+    return [folder for folder in (state_home(), state_home() / "runs") if private_files.is_open_to_others(folder)]
 
 
 def new_run_id(wall_s: float | None = None) -> str:
@@ -219,7 +221,7 @@ def create(run_id: str) -> RunDir:
     """
     run = RunDir(state_home() / "runs" / run_id)
     try:
-        run.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_files.make_folders(run.path.parent)
         run.path.mkdir(mode=0o700)
         try:
             _furnish(run)

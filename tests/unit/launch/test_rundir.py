@@ -69,6 +69,67 @@ def test_token_that_others_read_or_that_is_none_is_refused(text: str, mode: int)
     assert "00" * 32 not in str(caught.value)
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+def test_token_may_end_with_one_line_end(end: str) -> None:
+    run = make("20260101-000000-0000")
+    run.token_path.write_text("0A" * 32 + end, newline="")
+    assert run.read_token() == b"\x0a" * 32
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00 " * 32,
+        " " + "00" * 32,
+        "00" * 32 + " ",
+        "00" * 32 + "\n\n",
+        "00" * 32 + "\n00",
+        "00" * 33,
+        "00" * 32 + " " * 64 + "more",
+        "00" * 16 + "\n" + "00" * 16,
+        "\0" * 64,
+    ],
+)
+def test_token_is_its_digits_and_nothing_else(text: str) -> None:
+    run = make("20260101-000000-0000")
+    run.token_path.write_text(text)
+    with pytest.raises(ConfigError, match=r"token: not a token \(expected 64 hex digits and nothing else\)"):
+        run.read_token()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_folders_above_the_run_are_private_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int) -> None:
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "a" / "b"))
+    before = os.umask(umask)
+    try:
+        run = make("20260101-000000-0000")
+    finally:
+        os.umask(before)
+    assert {folder.stat().st_mode & 0o777 for folder in list(run.path.parents)[:3]} == {0o700}
+    assert rundir.open_folders() == []
+
+
+def test_state_folder_that_others_may_write_to_is_found(state_home: Path) -> None:
+    make("20260101-000000-0000")
+    state_home.chmod(0o770)
+    assert rundir.open_folders() == [state_home]
+    state_home.chmod(0o1777)
+    assert rundir.open_folders() == []
+
+
+def test_file_is_made_where_there_are_no_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no hard links here")
+
+    monkeypatch.setattr(os, "link", link)
+    rundir.write_token_file(tmp_path / "t", bytes(32))
+    with pytest.raises(FileExistsError):
+        rundir.write_token_file(tmp_path / "t", bytes(range(32)))
+    assert rundir.read_token_file(tmp_path / "t") == bytes(32)
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
 def test_ids_sort_by_time_and_differ() -> None:
     first, second = rundir.new_run_id(1.0), rundir.new_run_id(2.0)
     assert first < second
