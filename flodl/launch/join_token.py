@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
+from flodl.errors import ConfigError
 from flodl.launch import rundir
 
 VARIABLE: Final = "FDL_JOIN_TOKEN_FILE"
 OWN_NAME: Final = "join.token"
+REMEDY: Final = "fdl join-config NAME --regen makes a new join token in the place of a damaged one"
 
 
 def own_path() -> Path:
@@ -26,6 +28,17 @@ def own_path() -> Path:
 def own_if_there() -> str:
     """``own_path`` if the file is there, else empty."""
     return str(own_path()) if os.path.lexists(own_path()) else ""
+
+
+def own_fault() -> str:
+    """Why this user's own file cannot be used, with the remedy; empty where it can, or is not there."""
+    if not own_if_there():
+        return ""
+    try:
+        rundir.read_token_file(own_path())
+    except ConfigError as error:
+        return f"{error}\n  {REMEDY}"
+    return ""
 
 
 def named(environ: Mapping[str, str]) -> str:

@@ -78,6 +78,10 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
 def start(spec: RunSpec, options: LaunchOptions) -> int:
     """``launch`` behind its plan."""
     terminal = Terminal()
+    if not spec.join.token_file and (fault := join_token.own_fault()):
+        terminal.say(f"fdl: warning: this run takes no walk-ins: {fault}")
+    for folder in rundir.open_folders():
+        terminal.say(f"fdl: warning: {folder}: others may write to it, and so change runs; run: chmod go-w {folder}")
     if options.dry_run:
         preflight.check_script(spec)
         for line in describe(spec, str(rundir.state_home() / "runs" / spec.run_id)):
@@ -146,6 +150,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         plain=options.plain,
         join_token_file=join_token.named(os.environ),
         own_join_token_file=join_token.own_if_there(),
+        own_join_token_fault=join_token.own_fault(),
     )
 
 

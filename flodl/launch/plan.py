@@ -172,6 +172,7 @@ class LaunchRequest:
     ``cwd`` is absolute. ``local_names`` are the names and addresses of this machine. ``name`` is the run's name, empty
     for the script's. Times are seconds; ``created_s`` is wall time. ``join_token_file`` is what the environment
     names, ``own_join_token_file`` what this user keeps (``launch.join_token``); each empty without one.
+    ``own_join_token_fault`` says why the latter cannot be used, empty where it can.
     """
 
     run_id: str
@@ -186,6 +187,7 @@ class LaunchRequest:
     plain: PlainPlan | None = None
     join_token_file: str = ""
     own_join_token_file: str = ""
+    own_join_token_fault: str = ""
     preflight: bool = True
 
 
@@ -357,10 +359,17 @@ def _start_lines(host: HostPlan) -> list[str]:
 
 
 def _join_token_file(spec: "ClusterSpec", request: LaunchRequest) -> str:
-    """The file of the join token in use: the environment's, the cluster file's, the user's own; empty without one."""
+    """The file of the join token in use: the environment's, the cluster file's, the user's own; empty without one. The
+    user's own, which nobody has asked for, stops a run only that needs it.
+    """
     configured = _expanded(spec.controller.join.token_file, "")
-    path = request.join_token_file or configured or request.own_join_token_file
+    path = request.join_token_file or configured
     managed = [worker.host for worker in spec.workers if worker.daemon == "managed"]
+    if not path and request.own_join_token_fault:
+        if managed:
+            raise ConfigError(request.own_join_token_fault)
+        return ""
+    path = path or request.own_join_token_file
     if managed and not path:
         raise ConfigError(
             f"worker {managed[0]} has a managed daemon, and there is no join token that it could prove\n"

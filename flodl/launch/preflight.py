@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from flodl.errors import ConfigError, HostUnreachable, PreflightError
+from flodl.launch import join_token
 from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
@@ -108,10 +109,13 @@ def check_join_token(spec: RunSpec) -> None:
     """The join token of walk-ins, where there is one, can be read.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: it cannot; with the remedy.
     """
     if spec.join.token_file:
-        read_token_file(Path(spec.join.token_file))
+        try:
+            read_token_file(Path(spec.join.token_file))
+        except ConfigError as error:
+            raise ConfigError(f"{error}\n  {join_token.REMEDY}") from None
 
 
 def _check_module(name: str, cwd: str) -> None:

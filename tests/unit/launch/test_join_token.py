@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from flodl.config import model
+from flodl.config.builder import local_cluster
 from flodl.errors import ConfigError
 from flodl.launch import join_token, preflight, rundir
+from flodl.launch.launcher import LaunchOptions, launch
 from flodl.launch.plan import LaunchRequest, RunSpec, plan
 
 SECRET = bytes(range(32))
@@ -61,6 +63,54 @@ def test_users_own_file_counts_once_it_is_there(state_home: Path) -> None:
 def test_managed_worker_without_a_join_token_is_refused_with_the_remedy() -> None:
     with pytest.raises(ConfigError, match=r"worker node-c has a managed daemon.*\n.*fdl join-config node-c"):
         spec(daemon="managed")
+
+
+def damaged_request(state_home: Path) -> LaunchRequest:
+    own = state_home / "join.token"
+    own.touch(0o600)
+    fault = join_token.own_fault()
+    assert fault.startswith(f"{own}: not a token")
+    return LaunchRequest(
+        "r", 0.0, ("t.py",), "/p", "python", frozenset(), own_join_token_file=str(own), own_join_token_fault=fault
+    )
+
+
+def cluster(token_file: str | None = None, daemon: str = "launched") -> model.ClusterSpec:
+    worker = model.WorkerSpec(host="node-c", daemon=daemon)  # type: ignore[arg-type]
+    controller = model.ControllerSpec(host="10.0.0.1", join=model.JoinSpec(token_file=token_file))
+    return model.ClusterSpec(controller=controller, workers=(worker,))
+
+
+def test_damaged_own_file_stops_no_run_that_does_not_need_it(state_home: Path) -> None:
+    request = damaged_request(state_home)
+    assert plan(cluster(), request).join.token_file == ""
+    assert plan(cluster("/named"), request).join.token_file == "/named"
+
+
+def test_managed_worker_with_a_damaged_join_token_is_refused_with_the_remedy(state_home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"join\.token: not a token.*\n.*fdl join-config NAME --regen"):
+        plan(cluster(daemon="managed"), damaged_request(state_home))
+
+
+def test_launch_says_that_a_damaged_join_token_takes_no_walk_ins(
+    state_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("FDL_JOIN_TOKEN_FILE", raising=False)
+    (state_home / "join.token").touch(0o600)
+    state_home.chmod(0o777)
+    assert launch(local_cluster(1), LaunchOptions(("train.py",), dry_run=True)) == 0
+    said = capfd.readouterr().err
+    assert f"this run takes no walk-ins: {state_home / 'join.token'}: not a token" in said
+    assert "fdl join-config NAME --regen" in said
+    assert f"chmod go-w {state_home}" in said
+
+
+def test_own_file_that_is_whole_has_no_fault() -> None:
+    assert join_token.own_fault() == ""
+    rundir.write_token_file(join_token.own_path(), SECRET)
+    assert join_token.own_fault() == ""
 
 
 def test_token_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Path) -> None:
