@@ -5,23 +5,24 @@ its own.
     $XDG_STATE_HOME/fdl/walk-ins/<host>/      0700: daemon.token and id_ed25519 (0600), and what is no secret
 
 A file is *kept* when it holds what it should, *made* when it is missing. What holds something else is refused, but for
-two: a host's token of an earlier join token, which is of no use any more, is made anew, and so is everything of the
-host with ``regenerate``.
+a host's token of an earlier join token, which is of no use any more and is made anew, and for everything of the host
+with ``regenerate``. That makes what is damaged anew, too: the beginning of a secret, as a full disk or a crash leaves
+it. Everything is looked at before anything is written, and a join token is replaced last: what fails on the way leaves
+the old one, by which every host can still walk in.
 """
 
-import contextlib
 import os
+import re
 import secrets
 import stat
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from flodl.errors import ConfigError, PreflightError
-from flodl.launch import kit, units
+from flodl.launch import kit, private_files, units
 from flodl.launch.kit import KitRequest
-from flodl.launch.rundir import TOKEN_BYTES, read_token_file, state_home, write_token_file
+from flodl.launch.rundir import TOKEN_BYTES, read_token_file, state_home
 from flodl.wire.handshake import derive_join_secret
 
 if TYPE_CHECKING:
@@ -29,18 +30,25 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "walk-ins"
 MAX_FILE_BYTES: Final = 1 << 16
+ATTEMPTS: Final = 10
+"""More than there are files in a kit: each failed attempt has met one more that another process has made."""
+
+_KEY_BEGIN: Final = b"-----BEGIN OPENSSH PRIVATE KEY-----"
+_KEY_END: Final = b"-----END OPENSSH PRIVATE KEY-----"
+_TOKEN_OR_PIECE: Final = re.compile(rb"[0-9A-Fa-f]{0,%d}(\r?\n)?|\0+" % (2 * TOKEN_BYTES))
 
 
 @dataclass(slots=True)
 class KitReport:
     """What has been done: ``(made, kept or made anew, path)`` of each file, and the public key of the host's pair.
-    ``stale`` are other hosts whose token has been made anew, too.
+    ``stale`` are other hosts whose token has been made anew, too; ``left`` says whose could not be, and why.
     """
 
     folder: Path
     public_key: str = ""
     done: list[tuple[str, Path]] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
 
 
 def folder_of(host: str) -> Path:
@@ -53,113 +61,164 @@ def make(request: KitRequest, token_path: Path, *, regenerate: bool, dry_run: bo
     writes nothing; of a key that is not there it shows ``<public key>``.
 
     Raises:
-        ConfigError: a file that is in the way.
-        PreflightError: a folder that cannot be written.
+        ConfigError: a file that is in the way, or a folder that others may write to; nothing has been changed.
+        PreflightError: a file or folder that cannot be written; it says what has been done before.
     """
-    report = KitReport(folder_of(request.host))
-    maker = _Maker(report, dry_run)
+    done: dict[Path, str] = {}
+    for _ in range(ATTEMPTS):
+        report = KitReport(folder_of(request.host))
+        try:
+            steps = _planned(request, token_path, report, regenerate, dry_run)
+        except OSError as error:
+            raise PreflightError(f"{error.filename or report.folder}: {error.strerror}{_told(done)}") from None
+        if not dry_run and not _carried_out(steps, report.folder, token_path.parent, done):
+            continue  # another process makes the same kit: what it has made is kept
+        report.done = [(done.get(step.path, step.what), step.path) for step in steps]
+        return report
+    raise PreflightError(f"{folder_of(request.host)}: other processes change it at the same time; run it again")
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What is to become of one file: ``made``, ``made anew`` or ``kept``."""
+
+    what: str
+    path: Path
+    data: bytes = field(default=b"", repr=False)
+    mode: int = 0o600
+
+
+def _planned(request: KitRequest, token_path: Path, report: KitReport, regenerate: bool, dry_run: bool) -> list[_Step]:
+    """Every file of the kit, looked at. Raises ConfigError, OSError."""
+    folder = report.folder
+    if folder.is_symlink():
+        raise ConfigError(f"{folder}: a link, not a folder; move it away")
+    for each in (state_home(), folder.parent, folder):
+        _check_folder(each)
+    token_step, join_token = _join_token(token_path, regenerate)
+    key_step, report.public_key = _key(folder / kit.KEY_NAME, regenerate, dry_run)
+    steps = [key_step, _host_token(request.host, join_token, regenerate)]
+    for name, text in kit.texts(request, report.public_key).items():
+        steps.append(_text(folder / name, text, regenerate))
+    if regenerate:
+        steps += _others(request.host, join_token, report)
+    return [*steps, token_step] if token_step.what == "made anew" else [token_step, *steps]
+
+
+def _carried_out(steps: list[_Step], folder: Path, token_folder: Path, done: dict[Path, str]) -> bool:
+    """Write the files and note each in ``done``; False where another process has made one of them meanwhile."""
+    path = folder
     try:
-        maker.make_folder(report.folder)
-        join_token = maker.make_join_token(token_path, regenerate)
-        maker.make_key(report.folder / kit.KEY_NAME, regenerate)
-        maker.make_host_token(request.host, join_token)
-        for name, text in kit.texts(request, report.public_key).items():
-            maker.make_text(report.folder / name, text, regenerate)
-        if regenerate:
-            _refresh_others(maker, request.host, join_token)
+        for path in (folder, token_folder):
+            private_files.make_folders(path)
+        for step in steps:
+            path = step.path
+            if step.what == "made":
+                try:
+                    private_files.write_new(path, step.data, step.mode)
+                except FileExistsError:
+                    return False
+            elif step.what == "made anew":
+                private_files.replace(path, step.data, step.mode)
+            if step.what != "kept":
+                done.setdefault(path, step.what)
     except OSError as error:
-        raise PreflightError(f"{error.filename or report.folder}: {error.strerror}") from None
-    return report
+        raise PreflightError(f"{path}: {error.strerror}{_told(done)}") from None
+    return True
 
 
-def _refresh_others(maker: "_Maker", host: str, join_token: bytes) -> None:
-    """The other hosts' tokens come from the join token, too."""
-    for folder in sorted(folder_of(host).parent.iterdir()) if folder_of(host).parent.is_dir() else ():
-        if folder.name != host and (folder / units.TOKEN_NAME).exists():
-            maker.make_host_token(folder.name, join_token)
-            maker.report.stale.append(folder.name)
+def _told(done: dict[Path, str]) -> str:
+    lines = "".join(f"\n  {what}: {path}" for path, what in done.items())
+    return f"\n  run it again once that is mended; this has been done:{lines}" if lines else ""
 
 
-class _Maker:
-    """One call of ``make``."""
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder}: not a folder; move it away")
+    if private_files.is_open_to_others(folder):
+        raise ConfigError(f"{folder}: others may write to it, and so change tokens there; run: chmod go-w {folder}")
 
-    def __init__(self, report: KitReport, dry_run: bool) -> None:
-        self.report, self._dry_run = report, dry_run
 
-    def make_folder(self, folder: Path) -> None:
-        """The host's own."""
-        if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
-            raise ConfigError(f"{folder}: not a folder; move it away")
-        if not self._dry_run:
-            folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.mkdir(mode=0o700, exist_ok=True)
+def _join_token(path: Path, regenerate: bool) -> tuple[_Step, bytes]:
+    """The join token, read or made."""
+    is_there = _is_there(path)
+    if is_there:
+        _check_token_or_piece(path)
+    if is_there and not regenerate:
+        try:
+            return _Step("kept", path), read_token_file(path)
+        except ConfigError as error:
+            raise ConfigError(f"{error}\n  --regen makes a new join token in the place of a damaged one") from None
+    token = secrets.token_bytes(TOKEN_BYTES)
+    return _Step(_making(is_there), path, token.hex().encode()), token
 
-    def make_join_token(self, path: Path, regenerate: bool) -> bytes:
-        """The join token, read or made."""
-        is_there = _is_there(path)
-        if is_there and not regenerate:
-            self._did("kept", path)
-            return read_token_file(path)
-        token = secrets.token_bytes(TOKEN_BYTES)
-        if is_there:
-            read_token_file(path)  # whatever else lies there is not ours to replace
-        elif not self._dry_run:
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._write(path, is_there, lambda target: write_token_file(target, token))
-        return token
 
-    def make_host_token(self, host: str, join_token: bytes) -> None:
-        """The host's token, of this join token."""
-        path, secret = folder_of(host) / units.TOKEN_NAME, derive_join_secret(join_token, host)
-        is_there = _is_there(path)
-        if is_there and secrets.compare_digest(read_token_file(path), secret):
-            self._did("kept", path)
-            return
-        self._write(path, is_there, lambda target: write_token_file(target, secret))
+def _host_token(host: str, join_token: bytes, regenerate: bool) -> _Step:
+    """The host's token, of this join token. What cannot be one is of no use to anybody, and made anew."""
+    path, secret = folder_of(host) / units.TOKEN_NAME, derive_join_secret(join_token, host)
+    is_there = _is_there(path)
+    if is_there:
+        _check_token_or_piece(path)
+    is_whole = is_there and path.stat().st_size >= 2 * TOKEN_BYTES and not _read(path).startswith(b"\0")
+    if is_whole and not regenerate and secrets.compare_digest(read_token_file(path), secret):
+        return _Step("kept", path)
+    return _Step(_making(is_there), path, secret.hex().encode())
 
-    def make_key(self, path: Path, regenerate: bool) -> None:
-        """The private key; its public half goes into the report."""
-        is_there = _is_there(path)
-        if is_there and not regenerate:
-            self.report.public_key = _public_key(_load_key(path))
-            self._did("kept", path)
-            return
-        if is_there:
-            _load_key(path)
-        if self._dry_run:
-            self.report.public_key = "<public key>"
-            self._did("made anew" if is_there else "made", path)
-            return
-        key = _new_key()
-        self._write(path, is_there, lambda target: _write_new(target, _private_bytes(key), 0o600))
-        self.report.public_key = _public_key(key)
 
-    def make_text(self, path: Path, text: str, regenerate: bool) -> None:
-        """A file without a secret."""
-        is_there = _is_there(path)
-        if is_there and _read(path) == text.encode():
-            self._did("kept", path)
-            return
-        if is_there and not regenerate:
-            raise ConfigError(f"{path}: holds something else than what belongs there; move it away, or give --regen")
-        self._write(path, is_there, lambda target: _write_new(target, text.encode(), 0o644))
+def _others(own: str, join_token: bytes, report: KitReport) -> list[_Step]:
+    """The other hosts' tokens come from the join token, too. What is in the way of one stops nobody else's."""
+    steps = list[_Step]()
+    for folder in sorted(folder_of(own).parent.iterdir()) if folder_of(own).parent.is_dir() else ():
+        if folder.name == own or not os.path.lexists(folder / units.TOKEN_NAME):
+            continue
+        try:
+            steps.append(_host_token(folder.name, join_token, regenerate=True))
+            report.stale.append(folder.name)
+        except (ConfigError, OSError) as error:
+            report.left.append(f"{folder.name}: {error}")
+    return steps
 
-    def _write(self, path: Path, is_there: bool, write_new: Callable[[Path], None]) -> None:
-        """Make the file, or replace it in one step."""
-        self._did("made anew" if is_there else "made", path)
-        if self._dry_run:
-            return
-        if not is_there:
-            write_new(path)
-            return
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        write_new(temporary)
-        temporary.replace(path)
 
-    def _did(self, what: str, path: Path) -> None:
-        self.report.done.append((what, path))
+def _key(path: Path, regenerate: bool, dry_run: bool) -> tuple[_Step, str]:
+    """The private key, and its public half."""
+    is_there = _is_there(path)
+    if is_there and not regenerate:
+        if path.stat().st_mode & 0o077:
+            raise ConfigError(f"{path}: readable by others; run: chmod 600 on it")
+        if _is_piece_of_key(path):
+            raise ConfigError(f"{path}: not a whole key; --regen makes a new one, and a new join token")
+        return _Step("kept", path), _public_key(_load_key(path))
+    if is_there and not _is_piece_of_key(path):
+        _load_key(path)
+    if dry_run:
+        return _Step(_making(is_there), path), "<public key>"
+    key = _new_key()
+    return _Step(_making(is_there), path, _private_bytes(key)), _public_key(key)
+
+
+def _text(path: Path, text: str, regenerate: bool) -> _Step:
+    """A file without a secret."""
+    is_there = _is_there(path)
+    if is_there and _read(path) == text.encode():
+        return _Step("kept", path)
+    if is_there and not regenerate:
+        raise ConfigError(f"{path}: holds something else than what belongs there; move it away, or give --regen")
+    return _Step(_making(is_there), path, text.encode(), 0o644)
+
+
+def _making(is_there: bool) -> str:
+    return "made anew" if is_there else "made"
+
+
+def _check_token_or_piece(path: Path) -> None:
+    if _TOKEN_OR_PIECE.fullmatch(_read(path)) is None:
+        raise ConfigError(f"{path}: not a token; move it away")
+
+
+def _is_piece_of_key(path: Path) -> bool:
+    data = _read(path)
+    begins = data.startswith(_KEY_BEGIN) or _KEY_BEGIN.startswith(data)
+    return not data.strip(b"\0") or (begins and _KEY_END not in data)
 
 
 def _is_there(path: Path) -> bool:
@@ -185,12 +244,6 @@ def _read(path: Path) -> bytes:
         return file.read(MAX_FILE_BYTES)
 
 
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with open(os.open(path, flags, mode), "wb") as file:
-        file.write(data)
-
-
 def _new_key() -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # 30 ms, and only this needs it
 
@@ -202,8 +255,6 @@ def _load_key(path: Path) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-    if path.lstat().st_mode & 0o077:
-        raise ConfigError(f"{path}: readable by others; run: chmod 600 on it")
     try:
         key = load_ssh_private_key(_read(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -78,5 +78,6 @@ def _lines(request: KitRequest, report: KitReport, regen: bool, dry_run: bool) -
         lines += ["", "Stops working, and has to be copied anew:"]
         lines += [f"  the old key of {request.host}: take its line out of ~/.ssh/authorized_keys here"]
         lines += [f"  the old token of {host}" for host in sorted({request.host, *report.stale})]
+        lines += [f"  the old token of {left}" for left in report.left]
         lines += ["  (a run that is under way goes on with the old join token)"]
     return [*lines, "", *kit.instructions(request, str(report.folder), report.public_key)]

@@ -1,7 +1,10 @@
 """What a walk-in is given: made once, kept, made anew, and never over what is somebody else's."""
 
+import errno
 import os
 import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import asyncssh
@@ -141,17 +144,164 @@ def test_other_address_is_refused_until_it_is_asked_for(state: Path) -> None:
 
 @pytest.mark.parametrize("name", ["join.token", "walk-ins/box/daemon.token", "walk-ins/box/id_ed25519"])
 @pytest.mark.parametrize("regenerate", [False, True])
-@pytest.mark.parametrize("content", [b"my own notes", b""])
-def test_foreign_file_in_a_secrets_place_is_left_alone(
-    state: Path, name: str, regenerate: bool, content: bytes
-) -> None:
+def test_foreign_file_in_a_secrets_place_is_left_alone(state: Path, name: str, regenerate: bool) -> None:
     path = state / name
     path.parent.mkdir(parents=True)
     path.touch(0o600)
-    path.write_bytes(content)
+    path.write_bytes(b"my own notes")
     with pytest.raises(ConfigError, match=path.name):
         make(state, regenerate=regenerate)
-    assert path.read_bytes() == content
+    assert path.read_bytes() == b"my own notes"
+
+
+def damage(path: Path, kept_bytes: int) -> None:
+    path.write_bytes(path.read_bytes()[:kept_bytes])
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 20])
+@pytest.mark.parametrize("name", ["join.token", "walk-ins/box/id_ed25519"])
+def test_damaged_secret_is_named_with_the_remedy_and_regenerated(state: Path, name: str, kept_bytes: int) -> None:
+    make(state)
+    damage(state / name, kept_bytes)
+    with pytest.raises(ConfigError, match=rf"{name}: not a (.|\n)*--regen makes a new"):
+        make(state)
+    assert make(state, regenerate=True)[Path(name).name] == "made anew"
+    assert set(make(state).values()) == {"kept"}
+
+
+@pytest.mark.parametrize("content", [b"", b"12ab", b"\0" * 64])
+def test_damaged_token_of_the_host_is_made_anew(state: Path, content: bytes) -> None:
+    make(state)
+    (kit_files.folder_of("box") / "daemon.token").write_bytes(content)
+    assert {name for name, what in make(state).items() if what != "kept"} == {"daemon.token"}
+    secret = derive_join_secret(read_token_file(state / "join.token"), "box")
+    assert read_token_file(kit_files.folder_of("box") / "daemon.token") == secret
+
+
+@pytest.mark.parametrize(
+    "obstacle", ["walk-ins/box/worker.yml", "walk-ins/box/id_ed25519.pub", "walk-ins/box/daemon.token"]
+)
+def test_regenerating_looks_at_everything_before_it_changes_anything(state: Path, obstacle: str) -> None:
+    make(state)
+    make(state, KitRequest("other", "b:1", "b:1", "me@b"))
+    (state / obstacle).unlink()
+    (state / obstacle).mkdir()
+    before = contents(state)
+    with pytest.raises(ConfigError, match=rf"{obstacle}: no regular file; move it away"):
+        make(state, regenerate=True)
+    assert contents(state) == before
+
+
+@pytest.mark.parametrize(("content", "mode"), [(b"", 0o600), (b"12ab", 0o600), (b"ab" * 32, 0o644)])
+def test_other_hosts_damaged_token_is_made_anew_and_named(state: Path, content: bytes, mode: int) -> None:
+    make(state)
+    make(state, KitRequest("other", "b:1", "b:1", "me@b"))
+    token = kit_files.folder_of("other") / "daemon.token"
+    token.write_bytes(content)
+    token.chmod(mode)
+    report = kit_files.make(REQUEST, state / "join.token", regenerate=True, dry_run=False)
+    assert (report.stale, report.left) == (["other"], [])
+    assert read_token_file(token) == derive_join_secret(read_token_file(state / "join.token"), "other")
+
+
+def test_what_lies_in_place_of_another_hosts_token_is_named_and_stops_nothing(state: Path) -> None:
+    make(state)
+    token = kit_files.folder_of("other") / "daemon.token"
+    token.mkdir(parents=True)
+    report = kit_files.make(REQUEST, state / "join.token", regenerate=True, dry_run=False)
+    assert report.left == [f"other: {token}: no regular file; move it away"]
+    assert token.is_dir()
+
+
+@pytest.fixture
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many more files the disk can take; the next one is cut short."""
+    left, fsync = [0], os.fsync
+
+    def sync(descriptor: int) -> None:
+        if left[0] == 0:
+            os.ftruncate(descriptor, 0)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= 1
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return left
+
+
+@pytest.mark.parametrize("room", range(8))
+def test_full_disk_leaves_whole_files_only_and_says_what_is_done(state: Path, full_disk: list[int], room: int) -> None:
+    full_disk[0] = room
+    with pytest.raises(PreflightError, match="No space left on device") as caught:
+        make(state)
+    assert len(contents(state)) == room
+    assert str(caught.value).count("\n  made: ") == room
+    full_disk[0] = -1
+    assert list(make(state).values()).count("kept") == room
+
+
+@pytest.mark.parametrize("room", range(5))
+def test_regenerating_on_a_full_disk_keeps_the_join_token(state: Path, full_disk: list[int], room: int) -> None:
+    full_disk[0] = -1
+    make(state)
+    before = (state / "join.token").read_bytes()
+    full_disk[0] = room
+    with pytest.raises(PreflightError, match="No space left on device"):
+        make(state, regenerate=True)
+    assert (state / "join.token").read_bytes() == before
+    assert not [name for name in contents(state) if "/." in name or name.startswith(".")]
+
+
+def test_many_first_times_at_once_agree(state: Path) -> None:
+    barrier = threading.Barrier(8)
+
+    def first(_: int) -> str:
+        barrier.wait(30)
+        return kit_files.make(REQUEST, state / "join.token", regenerate=False, dry_run=False).public_key
+
+    with ThreadPoolExecutor(8) as pool:
+        keys = set(pool.map(first, range(8)))
+    assert len(keys) == 1
+    assert set(make(state).values()) == {"kept"}
+
+
+def test_file_that_another_process_makes_meanwhile_is_read(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, theirs = os.link, bytes(range(32))
+
+    def late(source: Path, target: Path, **options: bool) -> None:
+        if target.name == "join.token" and not target.exists():
+            target.write_text(theirs.hex())
+            target.chmod(0o600)
+        link(source, target, **options)
+
+    monkeypatch.setattr(os, "link", late)
+    assert make(state)["join.token"] == "kept"
+    assert read_token_file(kit_files.folder_of("box") / "daemon.token") == derive_join_secret(theirs, "box")
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+def test_state_folders_are_private_up_to_the_first_that_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, umask: int
+) -> None:
+    state = tmp_path / "home" / ".local" / "state" / "fdl"
+    monkeypatch.setenv("FDL_STATE_HOME", str(state))
+    before = os.umask(umask)
+    try:
+        make(state)
+    finally:
+        os.umask(before)
+    made = [state / "walk-ins" / "box", *list((state / "walk-ins" / "box").parents)[:5]]
+    assert made[-1] == tmp_path / "home"
+    assert {stat.S_IMODE(folder.stat().st_mode) for folder in made} == {0o700}
+
+
+@pytest.mark.parametrize("name", [".", "walk-ins", "walk-ins/box"])
+def test_folder_that_others_may_write_to_takes_no_tokens(state: Path, name: str) -> None:
+    (state / name).mkdir(parents=True)
+    (state / name).chmod(0o775)
+    with pytest.raises(ConfigError, match=r"others may write to it.*chmod go-w"):
+        make(state)
+    assert not contents(state)
 
 
 @pytest.mark.parametrize("name", ["join.token", "walk-ins/box/daemon.token", "walk-ins/box/daemon.env", "walk-ins/box"])
@@ -172,7 +322,10 @@ def test_key_that_others_may_read_is_refused(state: Path) -> None:
         make(state)
 
 
-def test_folder_that_cannot_be_made_is_told(state: Path) -> None:
+def test_folder_that_cannot_be_made_is_told(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state.write_text("a file")
-    with pytest.raises(PreflightError, match="state"):
+    with pytest.raises(ConfigError, match="state: not a folder; move it away"):
         make(state)
+    monkeypatch.setenv("FDL_STATE_HOME", str(state / "below"))
+    with pytest.raises(PreflightError, match="below.*: Not a directory"):
+        make(state / "below")
