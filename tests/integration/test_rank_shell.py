@@ -86,7 +86,7 @@ def test_a_rank_says_hello_first_and_finished_last(play: Any) -> None:
     assert isinstance(said[-1], RankFinished)
     assert said[1].merge_single_tail  # the model has batch norm
     assert set(said[1].fingerprint) == {
-        "model", "optimizer", "scheduler", "parameters", "buffers", "dataset", "outer_optimizer",
+        "model", "optimizer", "scheduler", "parameters", "buffers", "dataset", "outer_optimizer", "script",
     }  # fmt: skip
 
 
