@@ -69,6 +69,8 @@ def make(request: KitRequest, token_path: Path, *, regenerate: bool, dry_run: bo
         report = KitReport(folder_of(request.host))
         try:
             steps = _planned(request, token_path, report, regenerate, dry_run)
+        except FileExistsError:
+            continue
         except OSError as error:
             raise PreflightError(f"{error.filename or report.folder}: {error.strerror}{_told(done)}") from None
         if not dry_run and not _carried_out(steps, report.folder, token_path.parent, done):
@@ -89,7 +91,7 @@ class _Step:
 
 
 def _planned(request: KitRequest, token_path: Path, report: KitReport, regenerate: bool, dry_run: bool) -> list[_Step]:
-    """Every file of the kit, looked at. Raises ConfigError, OSError."""
+    """Every file of the kit, looked at. Raises ConfigError, OSError; FileExistsError where another process makes it."""
     folder = report.folder
     if folder.is_symlink():
         raise ConfigError(f"{folder}: a link, not a folder; move it away")
@@ -99,7 +101,12 @@ def _planned(request: KitRequest, token_path: Path, report: KitReport, regenerat
     key_step, report.public_key = _key(folder / kit.KEY_NAME, regenerate, dry_run)
     steps = [key_step, _host_token(request.host, join_token, regenerate)]
     for name, text in kit.texts(request, report.public_key).items():
-        steps.append(_text(folder / name, text, regenerate))
+        try:
+            steps.append(_text(folder / name, text, regenerate))
+        except ConfigError:
+            if key_step.what == "made" and key_step.path.exists():  # both are there since we looked for the key
+                raise FileExistsError from None
+            raise
     if regenerate:
         steps += _others(request.host, join_token, report)
     return [*steps, token_step] if token_step.what == "made anew" else [token_step, *steps]

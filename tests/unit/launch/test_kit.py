@@ -327,5 +327,5 @@ def test_folder_that_cannot_be_made_is_told(state: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigError, match="state: not a folder; move it away"):
         make(state)
     monkeypatch.setenv("FDL_STATE_HOME", str(state / "below"))
-    with pytest.raises(PreflightError, match="below.*: Not a directory"):
+    with pytest.raises(PreflightError, match=r"below.*: Not a directory"):
         make(state / "below")
