@@ -20,6 +20,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import stat
 import sys
 import time
@@ -36,6 +37,8 @@ BATCH = 256
 PIECE_BYTES = 1 << 20
 BEAT_S = 1.0
 LOCK_POLL_S = 0.05
+IDLE_S = 600
+"""Without a line from the other side, or one that it takes: its machine is gone, and the lock with it."""
 
 
 class Fault(Exception):
@@ -45,20 +48,23 @@ class Fault(Exception):
 class Agent:
     """Serves one conversation; paths are relative to the folder that ``open`` names."""
 
-    def __init__(self, requests: BinaryIO, replies: BinaryIO) -> None:
+    def __init__(self, requests: BinaryIO, replies: BinaryIO, idle_s: int = 0) -> None:
         self._requests, self._replies = requests, replies
         self._root = b""
         self._lock = -1
         self._ledger: dict[str, list[str]] = {}
         self._was_cut_off = False
         self._beat_s = 0.0
+        self._idle_s = idle_s
 
     def serve(self) -> None:
         """Answer until the input ends."""
         self._say_line(f"\n{MARKER}")
         try:
             while line := self._requests.readline():
-                self._answer(json.loads(line))
+                self._stay()
+                if line.strip():
+                    self._answer(json.loads(line))
         finally:
             if self._lock >= 0:
                 with contextlib.suppress(OSError):
@@ -324,7 +330,10 @@ class Agent:
                 holder = _text(os.pread(lock, 256, 0)) or "somebody"
                 if time.monotonic() >= deadline_s:
                     os.close(lock)
-                    raise Fault(f"{holder} copies to {_text(self._root)} since {wait_s:g} s or more") from None
+                    raise Fault(
+                        f"{holder} copies to {_text(self._root)} since {wait_s:g} s or more: end that launch, or wait; "
+                        f"where its machine is gone, the folder is free {IDLE_S // 60} min later"
+                    ) from None
                 self._say({"waits_for": holder}) if self._is_due() else None
                 time.sleep(LOCK_POLL_S)
         os.truncate(lock, 0)
@@ -390,6 +399,12 @@ class Agent:
     def _say_line(self, line: str) -> None:
         self._replies.write(line.encode("ascii") + b"\n")
         self._replies.flush()
+        self._stay()
+
+    def _stay(self) -> None:
+        """For ``idle_s`` more; then the system ends this process."""
+        if self._idle_s:
+            signal.alarm(self._idle_s)
 
 
 def _folders(path: str) -> "list[str]":
@@ -411,4 +426,4 @@ def _text(raw: bytes) -> str:
 
 
 if __name__ == "__main__":
-    Agent(sys.stdin.buffer, sys.stdout.buffer).serve()
+    Agent(sys.stdin.buffer, sys.stdout.buffer, IDLE_S).serve()

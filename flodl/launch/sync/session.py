@@ -144,6 +144,8 @@ class SyncSession:
                 if moved() == before:
                     raise self.failure(f"no byte has moved for {STALL_S:g} s", "see the network, and the disk there")
                 before = moved()
+                if self._process is not None:
+                    self._process.stdin.write(b"\n")  # the agent gives up a side that says nothing
             return task.result()
         finally:
             task.cancel()

@@ -5,6 +5,8 @@ import hashlib
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -341,7 +343,9 @@ def test_second_launch_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
         os.truncate(lock.fileno(), len("you@there (pid 7)"))
         replies = talk(tmp_path, {"do": "begin", "who": "me", "wait_s": 0.1})
     assert {"waits_for": "you@there (pid 7)"} in replies
-    assert replies[-1] == {"fault": f"you@there (pid 7) copies to {tmp_path} since 0.1 s or more"}
+    assert replies[-1]["fault"].startswith(
+        f"you@there (pid 7) copies to {tmp_path} since 0.1 s or more: end that launch"
+    )
 
 
 def test_lock_is_free_again_once_its_holder_is_gone(tmp_path: Path) -> None:
@@ -423,3 +427,17 @@ def test_killed_at_any_line_each_file_is_whole_and_the_next_sync_ends_it(tmp_pat
         at += 1
     assert ends[-1] == 0
     assert len(ends) > 50
+
+
+def test_agent_whose_other_side_is_gone_ends_and_frees_the_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from flodl.launch.sync.agent import Agent; Agent(sys.stdin.buffer, sys.stdout.buffer, 1).serve()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        for request in ({"do": "open", "root": str(tmp_path)}, begin()):
+            process.stdin.write(json.dumps(request).encode() + b"\n\n")
+        process.stdin.flush()
+        assert process.wait(30) == -signal.SIGALRM
+    assert sync(tmp_path, {"a": "1"})[-1]["done"] == "install"
