@@ -3,9 +3,12 @@
 The first that says anything of a path decides, ``!`` in front of a pattern for the opposite: ``sync.exclude``, then
 the ``.fdlignore`` of its own folder, of the folder above, and so on, then the ``.gitignore`` files in that order, up to
 the folder that holds ``.git``. What is in an ignored folder is ignored. Unlike git, this knows nothing of files that
-are tracked although a ``.gitignore`` names them, and ``?`` is one character, not one byte.
+are tracked although a ``.gitignore`` names them, ``?`` is one character, not one byte, brackets know no escapes and no
+classes such as ``[:alpha:]``, and a tab at a line's end is dropped.
 """
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
@@ -44,7 +47,7 @@ class IgnoreRules:
         if name == OWN_FILE:
             self._own[folder] = patterns(lines, f"{folder}{OWN_FILE}")
         else:
-            self._git[folder] = GitIgnoreSpec.from_lines(_readable(lines))
+            self._git[folder] = _compiled(_readable(lines))
 
     def is_ignored(self, path: str, is_folder: bool) -> bool:
         """Whether ``path``, whose folder is not ignored, stays behind."""
@@ -79,18 +82,24 @@ def patterns(lines: Iterable[str], where: str) -> GitIgnoreSpec:
     lines = list(lines)
     for number, line in enumerate(lines, 1):
         try:
-            GitIgnoreSpec.from_lines([line])
-        except GitIgnorePatternError:
+            _compiled([line])
+        except (GitIgnorePatternError, re.error):
             raise ConfigError(f"{where}: pattern {number}, {line!r}, is none; the syntax is .gitignore's") from None
-    return GitIgnoreSpec.from_lines(lines)
+    return _compiled(lines)
+
+
+def _compiled(lines: Iterable[str]) -> GitIgnoreSpec:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of ``[[:alpha:]]``, which is no class here
+        return GitIgnoreSpec.from_lines(lines)
 
 
 def _readable(lines: Iterable[str]) -> list[str]:
     found = []
     for line in lines:
         try:
-            GitIgnoreSpec.from_lines([line])
-        except GitIgnorePatternError:
+            _compiled([line])
+        except (GitIgnorePatternError, re.error):
             continue
         found.append(line)
     return found

@@ -57,6 +57,20 @@ def read(folder: str, listing: Tree) -> Tree:
     return tree_of(entry if entry.is_link else _read(folder, entry) for entry in listing.entries)
 
 
+def is_file_here(folder: str, path: str) -> bool:
+    """Whether ``path`` of ``folder`` is a file or a link, and all on the way to it folders and no links."""
+    names, where = path_bytes(path).split(b"/"), os.fsencode(folder)
+    for number, name in enumerate(names, 1):
+        where = os.path.join(where, name)
+        try:
+            is_folder = stat.S_ISDIR(os.lstat(where).st_mode)
+        except OSError:
+            return False
+        if is_folder == (number == len(names)):
+            return False
+    return True
+
+
 class _Scan:
     def __init__(self, folder: str, rules: IgnoreRules, private: Collection[str]) -> None:
         self._folder, self._rules, self._private = folder, rules, private

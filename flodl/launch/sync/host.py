@@ -16,7 +16,8 @@ from flodl.launch.sync.carriers import rsync_here, send_by_rsync, send_by_sftp
 from flodl.launch.sync.plan import SyncPlan, There, altered_words, plan_sync
 from flodl.launch.sync.project import Brought, Project, Telling
 from flodl.launch.sync.session import SyncSession
-from flodl.launch.tree import path_bytes, size_words
+from flodl.launch.tree import size_words
+from flodl.launch.tree_scan import is_file_here
 
 
 async def bring(login: Login, host: HostPlan, project: Project, tell: Telling) -> Brought:
@@ -33,7 +34,7 @@ async def bring(login: Login, host: HostPlan, project: Project, tell: Telling) -
         by = project.mode if session.rsync and rsync_here() else SyncMode.SFTP
         wire_bytes, altered = 0, plan.altered
         if not plan.is_empty:
-            mark, free_bytes = await session.begin(project.tree, _me(), lambda who: tell.say(f"waits for {who}"))
+            mark, free_bytes = await session.begin(_me(), lambda who: tell.say(f"waits for {who}"))
             if mark != there.mark:  # somebody else was here in between
                 plan = _plan(project, await session.look(project.tree), session)
             tell.say(f"{plan}")
@@ -51,9 +52,7 @@ async def bring(login: Login, host: HostPlan, project: Project, tell: Telling) -
 
 
 def _plan(project: Project, there: There, session: SyncSession) -> SyncPlan:
-    folder = os.fsencode(project.folder)
-    old = (*there.stale, *there.altered)
-    here = {path for path in old if os.path.lexists(os.path.join(folder, path_bytes(path)))}
+    here = {path for path in (*there.stale, *there.altered) if is_file_here(project.folder, path)}
     plan = plan_sync(project.tree, there, here)
     if plan.obstacles:
         raise session.failure("; ".join(plan.obstacles), f"move it out of {session.root} there, or exclude it here")

@@ -97,5 +97,5 @@ def altered_words(paths: Sequence[str]) -> str:
 
 
 def ledger_of(tree: Tree) -> Mapping[str, str]:
-    """What a host notes of this tree."""
+    """What a host notes of this tree, as far as syncs have put it there."""
     return {entry.path: entry.content for entry in tree.entries}

@@ -88,7 +88,7 @@ class SyncSession:
             raise self.failure(NONSENSE)
         return There(found, stale, altered, str(done.get("mark")))
 
-    async def begin(self, tree: Tree, who: str, wait: Callable[[str], None]) -> tuple[str, int]:
+    async def begin(self, who: str, wait: Callable[[str], None]) -> tuple[str, int]:
         """Take the folder's lock and make ready; ``wait`` is told of another launch that has it.
 
         Returns:
@@ -101,8 +101,7 @@ class SyncSession:
                 told.append(printable(str(reply.get("waits_for"))))
                 wait(told[0])
 
-        request = {"do": "begin", "who": who, "wait_s": LOCK_S, "ledger": ledger_of(tree)}
-        done = await self._ask(request, part)
+        done = await self._ask({"do": "begin", "who": who, "wait_s": LOCK_S}, part)
         mark, free = done.get("mark"), done.get("free")
         if not isinstance(mark, str) or not isinstance(free, int):
             raise self.failure(NONSENSE)
@@ -145,6 +144,8 @@ class SyncSession:
                 if moved() == before:
                     raise self.failure(f"no byte has moved for {STALL_S:g} s", "see the network, and the disk there")
                 before = moved()
+                if self._process is not None:
+                    self._process.stdin.write(b"\n")  # the agent gives up a side that says nothing
             return task.result()
         finally:
             task.cancel()

@@ -5,6 +5,8 @@ import hashlib
 import io
 import json
 import os
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -54,8 +56,8 @@ def look(*paths: str) -> Step:
     return {"do": "look", "wanted": [[path, -1] for path in paths]}
 
 
-def begin(files: dict[str, str]) -> Step:
-    return {"do": "begin", "who": "me", "wait_s": 0.0, "ledger": {path: sha(text) for path, text in files.items()}}
+def begin() -> Step:
+    return {"do": "begin", "who": "me", "wait_s": 0.0}
 
 
 def install(files: dict[str, str], **others: Any) -> Step:
@@ -77,7 +79,7 @@ def arrive(root: Path, files: dict[str, str]) -> Callable[[], None]:
 
 
 def sync(root: Path, files: dict[str, str], **others: Any) -> list[dict[str, Any]]:
-    return talk(root, begin(files), arrive(root, files), install(files, **others))
+    return talk(root, begin(), arrive(root, files), install(files, **others))
 
 
 def found(root: Path, *paths: str) -> list[list[Any]]:
@@ -89,6 +91,7 @@ def test_what_is_there_is_seen_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("y")
     (tmp_path / "run").chmod(0o755)
     (tmp_path / "d").mkdir()
+    (tmp_path / "d/x").write_text("")
     (tmp_path / "l").symlink_to("d")
     os.mkfifo(tmp_path / "p")
     seen = found(tmp_path, "f", "run", "d", "l", "p", "none", "d/none", "none/none", "f/x", "l/x", "l/y/z")
@@ -132,7 +135,7 @@ def test_modes_follow(tmp_path: Path) -> None:
     (tmp_path / "run").chmod(0o640)
     (tmp_path / "text").write_text("")
     (tmp_path / "text").chmod(0o755)
-    talk(tmp_path, begin({}), install({}, modes=[["run", True], ["text", False]]))
+    talk(tmp_path, begin(), install({}, modes=[["run", True], ["text", False]]))
     modes = [(tmp_path / name).stat().st_mode & 0o777 for name in ("run", "text")]
     assert modes == [0o750, 0o644]
 
@@ -141,14 +144,14 @@ def test_modes_follow(tmp_path: Path) -> None:
 def test_nothing_is_put_anywhere_unless_every_byte_is_right(tmp_path: Path, arrived: str) -> None:
     sync(tmp_path, {"a": "old", "b": "old"})
     new = {"a": "new", "b": "new"}
-    done = talk(tmp_path, begin(new), arrive(tmp_path, {"a": "new", "b": arrived}), install(new))
+    done = talk(tmp_path, begin(), arrive(tmp_path, {"a": "new", "b": arrived}), install(new))
     assert done[-1] == {"done": "install", "absent": [], "changed": ["b"], "kept": []}
     assert [(tmp_path / name).read_text() for name in "ab"] == ["old", "old"]
 
 
 def test_nothing_is_put_anywhere_unless_every_file_has_arrived(tmp_path: Path) -> None:
     new = {"a": "new", "b": "new"}
-    done = talk(tmp_path, begin(new), arrive(tmp_path, {"a": "new"}), install(new))
+    done = talk(tmp_path, begin(), arrive(tmp_path, {"a": "new"}), install(new))
     assert done[-1] == {"done": "install", "absent": ["b"], "changed": [], "kept": []}
     assert not (tmp_path / "a").exists()
 
@@ -169,7 +172,7 @@ def test_only_what_a_sync_has_put_there_is_removed_with_the_folders_it_leaves_em
     (tmp_path / "a/c/foreign").write_text("")
     (tmp_path / "z").write_text("changed")
     (tmp_path / "other").write_text("")
-    done = talk(tmp_path, begin({}), install({}, remove=["a/b/x", "a/c/y", "z", "other", "gone"]))
+    done = talk(tmp_path, begin(), install({}, remove=["a/b/x", "a/c/y", "z", "other", "gone"]))
     assert done[-1]["kept"] == ["z", "other"]
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if ".fdl-sync" not in str(path))
     assert left == ["a", "a/c", "a/c/foreign", "other", "z"]
@@ -178,17 +181,37 @@ def test_only_what_a_sync_has_put_there_is_removed_with_the_folders_it_leaves_em
 def test_retained_files_stay_ours_and_others_are_forgotten(tmp_path: Path) -> None:
     sync(tmp_path, {"excluded": "1", "altered": "2"})
     (tmp_path / "altered").write_text("mine now")
-    talk(tmp_path, begin({}), install({}, retain=["excluded"]))
+    talk(tmp_path, begin(), install({}, retain=["excluded"]))
     assert {"stale": ["excluded"]} in talk(tmp_path, look())
     assert not any("altered" in reply for reply in talk(tmp_path, look()))
 
 
-def test_sync_that_was_cut_off_leaves_old_and_new_content_ours(tmp_path: Path) -> None:
+def ours(root: Path) -> list[str]:
+    """What a sync of nothing would remove."""
+    return sorted(path for reply in talk(root, look()) for path in reply.get("stale", ()))
+
+
+def test_file_that_came_there_otherwise_is_never_ours_though_it_is_the_same(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("same")
+    both = {"data": sha("same"), "t.py": sha("1")}
+    talk(tmp_path, begin(), arrive(tmp_path, {"t.py": "1"}), install({"t.py": "1"}, ledger=both))
+    assert ours(tmp_path) == ["t.py"]
+    talk(tmp_path, begin(), arrive(tmp_path, {"x": "1"}), install({"x": "1"}, ledger={**both, "x": sha("1")}))
+    assert ours(tmp_path) == ["t.py", "x"]
+
+
+def test_file_that_was_changed_there_to_what_it_is_here_is_not_ours_any_more(tmp_path: Path) -> None:
     sync(tmp_path, {"a": "old"})
-    talk(tmp_path, begin({"a": "new", "b": "new"}))
-    assert {"stale": ["a"]} in talk(tmp_path, look())
     (tmp_path / "a").write_text("new")
-    assert {"stale": ["a"]} in talk(tmp_path, look())
+    talk(tmp_path, begin(), arrive(tmp_path, {"x": "1"}), install({"x": "1"}, ledger={"a": sha("new"), "x": sha("1")}))
+    assert ours(tmp_path) == ["x"]
+
+
+def test_file_made_there_after_a_sync_that_was_cut_off_is_not_ours(tmp_path: Path) -> None:
+    sync(tmp_path, {"a": "old"})
+    talk(tmp_path, begin(), arrive(tmp_path, {"a": "new", "b": "new"}))
+    (tmp_path / "b").write_text("new")
+    assert ours(tmp_path) == ["a"]
 
 
 def test_file_becomes_a_folder_and_a_folder_a_file(tmp_path: Path) -> None:
@@ -203,13 +226,14 @@ def test_links_there_are_never_followed(tmp_path: Path) -> None:
     root.mkdir()
     elsewhere.mkdir()
     (root / "data").symlink_to(elsewhere)
-    done = talk(root, begin({"data/x": "1"}), arrive(root, {"data/x": "1"}), install({"data/x": "1"}))
+    done = talk(root, begin(), arrive(root, {"data/x": "1"}), install({"data/x": "1"}))
     assert f"{root}/data is no folder there, and one here" in done[-1]["fault"]
     assert list(elsewhere.iterdir()) == []
 
 
 def test_folder_where_a_file_has_to_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
+    (tmp_path / "a/foreign").write_text("")
     done = sync(tmp_path, {"x": "1"}, links=[["a", "x"]])
     assert f"{tmp_path}/a is a folder there, and none here" in done[-1]["fault"]
 
@@ -230,17 +254,69 @@ def test_ledger_that_is_none_or_leads_out_of_the_folder_makes_nothing_ours(tmp_p
     sync(root, {"a": "1"})
     (tmp_path / "out").write_text("precious")
     (root / ".fdl-sync/ledger.json").write_text(ledger.replace("HASH", sha("precious")))
-    replies = talk(root, look(), begin({}), install({}, remove=["../out", "a/../../out"]))
+    replies = talk(root, look(), begin(), install({}, remove=["../out", "a/../../out"]))
     assert not any("stale" in reply for reply in replies)
     assert (tmp_path / "out").exists()
     assert (root / "a").exists()
+
+
+def test_nothing_is_removed_unless_the_way_can_be_made(tmp_path: Path) -> None:
+    sync(tmp_path, {"lib/x.py": "1", "a": "1"})
+    (tmp_path / "lib/foreign").write_text("")
+    done = sync(tmp_path, {"lib": "flat", "b": "2"}, remove=["a", "lib/x.py"])
+    assert f"{tmp_path}/lib is a folder there, and none here" in done[-1]["fault"]
+    assert (tmp_path / "lib/x.py").exists()
+    assert (tmp_path / "a").exists()
+    assert not (tmp_path / "b").exists()
+
+
+def test_what_interpreters_write_anew_is_in_nobodys_way(tmp_path: Path) -> None:
+    sync(tmp_path, {"lib/in/x.py": "1"})
+    for cache in ("lib/__pycache__", "lib/in/__pycache__", "old/__pycache__/deep"):
+        (tmp_path / cache).mkdir(parents=True)
+        (tmp_path / cache / "x.pyc").write_text("")
+    assert found(tmp_path, "old", "lib") == [["", False], ["/", False]]
+    done = sync(tmp_path, {"lib": "flat", "old": "flat"}, remove=["lib/in/x.py"])
+    assert done[-1] == {"done": "install", "absent": [], "changed": [], "kept": []}
+    assert [(tmp_path / name).read_text() for name in ("lib", "old")] == ["flat", "flat"]
+
+
+def test_mode_of_a_file_with_another_name_elsewhere_stays_there(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (tmp_path / "foreign").write_text("x")
+    (tmp_path / "foreign").chmod(0o644)
+    os.link(tmp_path / "foreign", root / "run")
+    assert talk(root, begin(), install({}, modes=[["run", True]]))[-1]["done"] == "install"
+    assert (tmp_path / "foreign").stat().st_mode & 0o777 == 0o644
+    assert (root / "run").stat().st_mode & 0o777 == 0o755
+    assert (root / "run").read_text() == "x"
+
+
+@pytest.mark.parametrize("note", ["new", "lock", "ledger.tmp", "ledger.json"])
+def test_what_is_in_the_way_of_the_notes_is_named_with_the_remedy(tmp_path: Path, note: str) -> None:
+    path = tmp_path / ".fdl-sync" / note
+    path.parent.mkdir()
+    path.write_text("") if note == "new" else path.mkdir()
+    done = talk(tmp_path, begin(), install({}))
+    faults = [reply["fault"] for reply in done if "fault" in reply]
+    assert faults[0].startswith(f"{path}: ")
+    assert faults[0].endswith(": it is in a sync's way, remove it there")
+
+
+def test_project_that_is_a_link_to_nothing_is_told(tmp_path: Path) -> None:
+    (tmp_path / "l").symlink_to("/scratch/none")
+    replies = io.BytesIO()
+    Agent(Talk({"do": "open", "root": str(tmp_path / "l")}), replies).serve()
+    fault = json.loads(replies.getvalue().splitlines()[-1])["fault"]
+    assert fault.startswith(f"{tmp_path}/l is a link to /scratch/none, which is not there")
 
 
 def test_notes_that_are_a_link_are_refused(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "root").mkdir()
     (tmp_path / "root/.fdl-sync").symlink_to("../elsewhere")
-    (done,) = talk(tmp_path / "root", begin({}))
+    (done,) = talk(tmp_path / "root", begin())
     assert "no folder of this user" in done["fault"]
 
 
@@ -265,9 +341,11 @@ def test_second_launch_is_kept_out_and_told_by_whom(tmp_path: Path) -> None:
         lock.write("you@there (pid 7)")
         lock.flush()
         os.truncate(lock.fileno(), len("you@there (pid 7)"))
-        replies = talk(tmp_path, {"do": "begin", "who": "me", "wait_s": 0.1, "ledger": {}})
+        replies = talk(tmp_path, {"do": "begin", "who": "me", "wait_s": 0.1})
     assert {"waits_for": "you@there (pid 7)"} in replies
-    assert replies[-1] == {"fault": f"you@there (pid 7) copies to {tmp_path} since 0.1 s or more"}
+    assert replies[-1]["fault"].startswith(
+        f"you@there (pid 7) copies to {tmp_path} since 0.1 s or more: end that launch"
+    )
 
 
 def test_lock_is_free_again_once_its_holder_is_gone(tmp_path: Path) -> None:
@@ -277,15 +355,15 @@ def test_lock_is_free_again_once_its_holder_is_gone(tmp_path: Path) -> None:
 
 def test_mark_tells_whether_somebody_was_here_in_between(tmp_path: Path) -> None:
     sync(tmp_path, {"a": "1"})
-    seen, begun = talk(tmp_path, look("a"), begin({}))[-2:]
+    seen, begun = talk(tmp_path, look("a"), begin())[-2:]
     assert seen["mark"] == begun["mark"]
     sync(tmp_path, {"a": "2"})
-    assert talk(tmp_path, begin({}))[-1]["mark"] != seen["mark"]
+    assert talk(tmp_path, begin())[-1]["mark"] != seen["mark"]
 
 
 def test_disk_trouble_is_told_with_the_file(tmp_path: Path) -> None:
     (tmp_path / "f").write_text("")
-    (done,) = talk(tmp_path / "f" / "below", begin({}))
+    (done,) = talk(tmp_path / "f" / "below", begin())
     assert done == {"fault": f"{tmp_path}/f/below: Not a directory"}
 
 
@@ -332,6 +410,12 @@ def test_killed_at_any_line_each_file_is_whole_and_the_next_sync_ends_it(tmp_pat
         root = tmp_path / str(at)
         sync(root, old, links=[["l", "d/b"]])
         ends.append(lines_until_end(root, new, at))
+        made = [name for name in ("c", "gone") if not (root / name).exists()]
+        for name in made:
+            (root / name).write_text(new.get(name, "mine"))
+        assert set(ours(root)).isdisjoint(made), at
+        for name in made:
+            (root / name).unlink()
         for name, text in new.items():
             held = (root / name).read_text() if (root / name).exists() else None
             assert held in (old.get(name), text), at
@@ -343,3 +427,17 @@ def test_killed_at_any_line_each_file_is_whole_and_the_next_sync_ends_it(tmp_pat
         at += 1
     assert ends[-1] == 0
     assert len(ends) > 50
+
+
+def test_agent_whose_other_side_is_gone_ends_and_frees_the_folder(tmp_path: Path) -> None:
+    program = (
+        "import sys; from flodl.launch.sync.agent import Agent; Agent(sys.stdin.buffer, sys.stdout.buffer, 1).serve()"
+    )
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL) as process:
+        assert process.stdin is not None
+        for request in ({"do": "open", "root": str(tmp_path)}, begin()):
+            process.stdin.write(json.dumps(request).encode() + b"\n\n")
+        process.stdin.flush()
+        assert process.wait(30) == -signal.SIGALRM
+    assert sync(tmp_path, {"a": "1"})[-1]["done"] == "install"

@@ -196,10 +196,58 @@ def test_file_that_is_gone_before_it_is_copied_is_told(
 
 def test_what_is_in_the_way_is_named_before_anything_is_written(site: SshSite, project: Path, tmp_path: Path) -> None:
     (tmp_path / "there" / "tool").mkdir(parents=True)
+    (tmp_path / "there" / "tool" / "foreign").touch()
     (tmp_path / "there" / "deep").symlink_to(tmp_path)
     error = refusal(site, tmp_path / "there", stock(project, SyncMode.SFTP))
     assert error.reason == "deep is no folder there; tool is a folder there"
     assert not (tmp_path / "there" / ".fdl-sync").exists()
+
+
+def test_hosts_own_file_outlives_ours_though_both_were_the_same(site: SshSite, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for folder in (here, there):
+        folder.mkdir()
+        (folder / "data").write_text("same")
+    (here / "t.py").touch()
+    assert len(sync(site, there, stock(here, SyncMode.SFTP)).plan.send) == 1
+    (here / "data").unlink()
+    sync(site, there, stock(here, SyncMode.SFTP))
+    (here / "t.py").unlink()
+    sync(site, there, stock(here, SyncMode.SFTP))
+    assert sorted(os.listdir(there)) == [".fdl-sync", "data"]
+
+
+def lay(folder: Path, what: dict[str, str]) -> None:
+    """Make ``folder`` hold just this: files that hold their text, and links where that begins with ``->``."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name, text in what.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(text[2:]) if text.startswith("->") else path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"model": "1"}, {"model/__init__.py": "1"}),
+        ({"lib": "->lib2", "lib2/x.py": "1"}, {"lib/x.py": "1"}),
+        ({"lib/x.py": "1", "lib/in/y.py": "2"}, {"lib": "->lib2", "lib2/x.py": "1", "lib2/in/y.py": "2"}),
+        ({"lib/x.py": "1"}, {"lib": "1"}),
+        ({"a": "->b", "b": "1"}, {"a": "1", "b": "->a"}),
+    ],
+)
+def test_files_folders_and_links_may_take_each_others_names(
+    site: SshSite, tmp_path: Path, before: dict[str, str], after: dict[str, str]
+) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    for step in (before, after, before):
+        lay(here, step)
+        given = stock(here, SyncMode.SFTP)
+        sync(site, there, given)
+        assert stock(there, SyncMode.SFTP).tree == given.tree
+        if (there / "lib").is_dir():
+            (there / "lib/__pycache__").mkdir(exist_ok=True)
+            (there / "lib/__pycache__/x.pyc").touch()
 
 
 def test_two_launches_at_once_wait_for_each_other_and_copy_once(site: SshSite, project: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import warnings
 from pathlib import Path
 
 import pytest
@@ -126,13 +127,21 @@ def test_private_folders_are_left_out_whatever_the_patterns_say(tmp_path: Path) 
     assert [entry.path for entry in found.tree.entries] == ["a.py"]
 
 
-@pytest.mark.parametrize("line", ["!", "a\\"])
+@pytest.mark.parametrize("line", ["!", "a\\", "[z-a]"])
 def test_pattern_of_ours_that_is_none_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
     write(tmp_path, "sub/.fdlignore", text=f"# mine\n{line}\n")
     with pytest.raises(ConfigError, match=r"^sub/\.fdlignore: pattern 2, "):
         scan(str(tmp_path))
     with pytest.raises(ConfigError, match=r"^sync\.exclude: pattern 1, "):
         scan(str(tmp_path), [line])
+
+
+def test_gitignore_line_that_is_no_pattern_is_passed_over_without_a_warning(tmp_path: Path) -> None:
+    write(tmp_path, "a.py", "b.pt")
+    write(tmp_path, ".gitignore", text="[z-a]\n[[:alpha:]]x\n*.pt\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert listed(tmp_path) == {".gitignore", "a.py"}
 
 
 def test_names_of_any_bytes_are_listed_and_read(tmp_path: Path) -> None:
