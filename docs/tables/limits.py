@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from flodl.core import elche, finale, formation, guards, meta, restarts, training
-from flodl.runtime import line, mux, streams
+from flodl.runtime import line, mux, streams, tls
 from flodl.wire import chunks, codec, frames, handshake
 from tables.markdown import documented, table
 
@@ -21,6 +21,7 @@ def limits() -> str:
         (handshake, ("TOKEN_BYTES", "NONCE_BYTES", "PROOF_BYTES", "MAX_NAME_LENGTH", "MAX_REASON_LENGTH")),
         (mux, ("MAX_STRANGERS", "STRANGER_S", "LOGGED_STRANGERS")),
         (line, ("TLS_HANDSHAKE_BYTES",)),
+        (tls, ("SILENT_BYTES",)),
         (streams, ("OUTBOUND_BYTES", "INBOX_FRAMES", "INBOX_BYTES", "CLOSE_S", "SILENCE_S")),
     )
     return constants(chosen)

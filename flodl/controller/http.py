@@ -14,7 +14,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs
 
 import h11
@@ -33,7 +33,7 @@ MAX_LINGER_BYTES: Final = 4 * 1024 * 1024
 """What is read past an answer, so that a client which still sends can read it: closing would reset the connection."""
 
 MAX_CONNECTIONS: Final = 256
-"""At once; a newer one replaces the oldest that has not made its request yet."""
+"""At once; a newer one replaces the oldest that has its answer and lingers, else the oldest without a request yet."""
 
 MAX_FOLLOWERS: Final = 64
 """Streams at once: each costs a reader of the logs."""
@@ -56,6 +56,7 @@ EVENTS_PER_PIECE: Final = 500
 MAX_NUMBER: Final = 1 << 53
 
 Headers = Sequence[tuple[str, str]]
+T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,7 @@ class HttpServer:
     def __init__(self, view: View) -> None:
         self._view = view
         self._waiting: dict[asyncio.Task[Any], None] = {}
+        self._lingering: dict[asyncio.Task[Any], None] = {}
         self._connections = 0
         self._followers = 0
         self._all_read = asyncio.Event()
@@ -111,7 +113,7 @@ class HttpServer:
         self._connections += 1
         try:
             await self._answer(exchange, answer)
-            await exchange.linger()
+            await _replaceable(exchange.linger(), self._lingering, LINGER_S + WRITE_S)
         except (OSError, ProtocolError) as error:
             _log.debug("http connection dropped: %s", error)
         except Exception:  # noqa: BLE001  # a fault in an answer must not reach the port, and with it the run
@@ -132,18 +134,9 @@ class HttpServer:
 
     async def _request(self, exchange: "_Exchange") -> h11.Request:
         """The request; TimeoutError when it was too slow, or made room for another."""
-        reading = asyncio.create_task(exchange.request())
-        self._waiting[reading] = None
-        try:
-            if self._connections > MAX_CONNECTIONS:
-                next(iter(self._waiting)).cancel()
-            await asyncio.wait({reading}, timeout=REQUEST_S)
-            if reading.cancelled() or not reading.done():
-                raise TimeoutError("no request in time")
-            return reading.result()
-        finally:
-            del self._waiting[reading]
-            reading.cancel()
+        if self._connections > MAX_CONNECTIONS and (oldest := next(iter(self._lingering or self._waiting), None)):
+            oldest.cancel()
+        return await _replaceable(exchange.request(), self._waiting, REQUEST_S)
 
     def _check_host(self, request: h11.Request, exchange: "_Exchange") -> None:
         if request.method not in (b"GET", b"HEAD"):
@@ -349,6 +342,22 @@ class _Exchange:
 
 
 _Answer = Callable[[h11.Request, _Exchange], Awaitable[None]]
+
+
+async def _replaceable(work: Coroutine[Any, Any, T], among: dict[asyncio.Task[Any], None], timeout_s: float) -> T:
+    """The result of ``work``, which is ``among`` those that whoever needs room may cancel; TimeoutError when one did,
+    or after ``timeout_s``.
+    """
+    working = asyncio.create_task(work)
+    among[working] = None
+    try:
+        await asyncio.wait({working}, timeout=timeout_s)
+        if working.cancelled() or not working.done():
+            raise TimeoutError("it took too long, or made room for another")
+        return working.result()
+    finally:
+        del among[working]
+        working.cancel()
 
 
 async def _point_to_tls(request: h11.Request, exchange: _Exchange) -> None:

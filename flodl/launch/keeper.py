@@ -4,7 +4,8 @@
 It asks the controller what a run needs, proving its host's join secret, starts a daemon for that run as a controller
 would have started it, and asks again when it has ended. Nobody there, nobody who takes hosts in, a controller that
 dies: it waits and tries again. What no waiting cures, a device that is not there or another token, ends it by
-``ConfigError``.
+``ConfigError``. But the controller proves the token first, so whoever answers at its address looks like another token:
+once a controller has let us in, ours is right, and we wait until it is there again.
 
 The first signal lets the host leave its run in order, the second ends it at once. When this process dies, so does the
 run's daemon. The service manager is told what goes on; it hears pings only while this loop turns and the daemon's beats
@@ -77,7 +78,8 @@ def keep(request: KeeperRequest, service: Service) -> int:
         0 when the host has left in order, 128 + N when a second signal N ended it at once.
 
     Raises:
-        ConfigError: what no waiting cures: a device that is not there, another token than the controller's.
+        ConfigError: what no waiting cures: a device that is not there, another token than that of the
+            first controller it meets.
     """
     faulthandler.enable(2)  # a watchdog's SIGABRT shows where it stood
     return asyncio.run(_live(request, service))
@@ -109,6 +111,7 @@ class _Keeper:
         self._pulse: Pulse | None = None
         self._left = ""
         self._said = ""
+        self._was_let_in = False
 
     async def live(self) -> int:
         """Until a signal."""
@@ -154,7 +157,7 @@ class _Keeper:
                 return None
             given = read_bootstrap(reply.document)
         except (FlodlError, TimeoutError) as error:
-            if isinstance(error, JoinRefused) and error.is_wrong_token:
+            if isinstance(error, JoinRefused) and error.is_wrong_token and not self._was_let_in:
                 remedy = f"let fdl join-config {self._request.host} make a new token file, and copy it here"
                 raise ConfigError(f"{error}\n  {remedy}") from None
             self._say(f"waiting for a controller at {self._where}: {_why(error)}")
@@ -166,6 +169,7 @@ class _Keeper:
 
     async def _ask(self) -> object:
         stream, _ = await connect_control(self._controller, self._identity, ToClient)
+        self._was_let_in = True
         async with stream, asyncio.timeout(ANSWER_S):
             stream.send(AskBootstrap(self._request.host))
             return await stream.receive()

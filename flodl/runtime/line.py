@@ -49,11 +49,10 @@ class Line:
             RemoteProtocolError: the peer breaks TLS.
             OSError: the connection broke.
         """
-        loop = asyncio.get_running_loop()
         if self.tls is None:
-            return await loop.sock_recv(self.sock, READ_BYTES)
+            return await self._read()
         data = self.unread() or self.tls.decrypt(b"")  # it may have come together with the handshake's end
-        while not data and not self.tls.has_ended and (sealed := await loop.sock_recv(self.sock, READ_BYTES)):
+        while not data and not self.tls.has_ended and (sealed := await self._read()):
             data = self.tls.decrypt(sealed)
         return data
 
@@ -91,7 +90,7 @@ class Line:
             if tls.is_open:
                 self.tls = tls
                 return
-            data = await loop.sock_recv(self.sock, READ_BYTES)
+            data = await self._read()
             received_bytes += len(data)
             if not data:
                 raise ConnectionLost("the peer", Loss.EOF, "in the middle of the TLS handshake")
@@ -107,8 +106,15 @@ class Line:
                     await loop.sock_sendall(self.sock, self.tls.farewell())
                 self.sock.shutdown(socket.SHUT_WR)
                 for _ in range(limit_bytes // READ_BYTES):
-                    if not await loop.sock_recv(self.sock, READ_BYTES):
+                    if not await self._read():
                         return
+
+    async def _read(self) -> bytes:
+        """Bytes of the socket. The loop gets its turn first: the library takes what is there without a pause, and a
+        peer that always has more would stop everything else, our deadlines too.
+        """
+        await asyncio.sleep(0)
+        return await asyncio.get_running_loop().sock_recv(self.sock, READ_BYTES)
 
 
 async def _until_readable(sock: socket.socket) -> None:

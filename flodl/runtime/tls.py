@@ -31,6 +31,10 @@ RECORD_BYTES: Final = 16 * 1024
 SEALED_RECORD_BYTES: Final = RECORD_BYTES + 261
 """The longest record on the wire: its header, its type, and the most padding and tag that RFC 8446 allows."""
 
+SILENT_BYTES: Final = 64 * 1024
+"""Most sealed bytes in a row that may bring no plain ones: a torn record has a quarter of that, and key updates and
+session tickets, which cost us work and say nothing, are not wanted in any number."""
+
 _TURNED_AWAY_REASON: Final = "ACCESS_DENIED"
 
 
@@ -64,6 +68,7 @@ class TlsLayer:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._lock = threading.Lock()
+        self._silent_bytes = 0
         self.is_open = False
         self.has_ended = False  # the peer has said that nothing follows
 
@@ -115,7 +120,8 @@ class TlsLayer:
         """The plain bytes that ``data`` completes; empty while a record is torn, and at the end.
 
         Raises:
-            RemoteProtocolError: something on the way has changed, left out or added bytes.
+            RemoteProtocolError: something on the way has changed, left out or added bytes, or the peer has sent more
+                than ``SILENT_BYTES`` that say nothing.
         """
         pieces: list[bytes] = []
         with self._lock:
@@ -128,6 +134,7 @@ class TlsLayer:
                 pass
             except ssl.SSLError as error:
                 raise _fault(error) from None
+            self._count(len(data), brought_some=bool(pieces))
         return b"".join(pieces)
 
     def decrypt_into(self, view: memoryview, data: bytes | memoryview = b"") -> int:
@@ -148,6 +155,7 @@ class TlsLayer:
                 pass
             except ssl.SSLError as error:
                 raise _fault(error) from None
+            self._count(len(data), brought_some=filled > 0)
         return filled
 
     def farewell(self) -> bytes:
@@ -156,6 +164,11 @@ class TlsLayer:
             with contextlib.suppress(ssl.SSLError):  # the peer's own farewell has not come, and is not waited for
                 self._object.unwrap()
             return self._outgoing.read()
+
+    def _count(self, sealed_bytes: int, *, brought_some: bool) -> None:
+        self._silent_bytes = 0 if brought_some else self._silent_bytes + sealed_bytes
+        if self._silent_bytes > SILENT_BYTES:
+            raise RemoteProtocolError(f"TLS: more than {SILENT_BYTES} bytes that say nothing")
 
 
 def _fault(error: ssl.SSLError) -> RemoteProtocolError:

@@ -51,6 +51,9 @@ MAX_REASON_LENGTH: Final = 1000
 
 NO_WALK_INS: Final = "the controller takes no walk-ins: it has no join token (`controller.join.token_file`)"
 
+_OTHER_TOKEN: Final = "ours is another run's: copy it again"
+_OTHER_JOIN_TOKEN: Final = "ours is of another join token or for another host name, or this is another user's run"
+
 
 class Role(StrEnum):
     """What a connecting peer is."""
@@ -282,9 +285,9 @@ class ClientHandshake:
             raise RemoteProtocolError(f"handshake: nonce of {len(nonce)} bytes, expected {NONCE_BYTES}")
         if not hmac.compare_digest(proof, self._proof(b"server", nonce)):
             self.state, self.is_wrong_secret = HandshakeState.REFUSED, True
+            ours = _OTHER_JOIN_TOKEN if self.peer.role is Role.WALK_IN else _OTHER_TOKEN
             self.refusal = (
-                "the controller's proof is wrong: it holds another token (ours is another run's: copy it again), or "
-                "someone sits in between"
+                f"the controller's proof is wrong: it holds another token ({ours}), or someone sits in between"
             )
             return [Refused(self.refusal)]
         self._has_answered = True

@@ -466,6 +466,29 @@ def test_slow_clients_make_room_and_run_out_of_time(serve: Serve, monkeypatch: p
     assert serve(scenario) == 200
 
 
+def test_clients_that_have_their_answer_make_room(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(http, "LINGER_S", LIMIT_S)
+
+    async def scenario(site: Site) -> tuple[int, bytes]:
+        answered = []
+        for _ in range(60):
+            reader, writer = await site.open()
+            writer.write(f"GET /nothing HTTP/1.1\r\n{HOST}\r\n".encode())
+            assert b" 404 " in await reader.readline()
+            answered.append(writer)
+        reader, slow = await site.open()
+        slow.write(b"GET /state.json HTTP/1.1\r\n")
+        status, _, _ = await site.ask("/state.json")
+        slow.write(f"{HOST}\r\n".encode())
+        slows_answer = await reader.readline()
+        for writer in (*answered, slow):
+            writer.close()
+        return status, slows_answer
+
+    assert serve(scenario) == (200, b"HTTP/1.1 200 \r\n")
+
+
 # --------------------------------------------------------------------------------------------------------- under TLS
 def test_the_state_is_read_under_tls(serve_tls: Serve) -> None:
     status, _, body = serve_tls(lambda site: site.ask("/state.json"))

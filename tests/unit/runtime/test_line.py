@@ -10,8 +10,8 @@ import pytest
 from flodl.errors import JoinRefused, RemoteProtocolError
 from flodl.runtime.line import TLS_HANDSHAKE_BYTES, Line
 from flodl.runtime.streams import ConnectionLost
-from flodl.runtime.tls import TURNED_AWAY, TlsLayer, client_context
-from tests.unit.runtime.tls_pair import certificate, open_pair
+from flodl.runtime.tls import SILENT_BYTES, TURNED_AWAY, TlsLayer, client_context
+from tests.unit.runtime.tls_pair import certificate, open_pair, silent_bytes
 
 LIMIT_S = 20.0
 MANY = 1 << 20
@@ -158,3 +158,28 @@ def test_peer_that_does_not_close_is_not_waited_for() -> None:
         return peer.recv(10)
 
     assert run(scenario) == b""
+
+
+def test_peer_that_sends_on_and_says_nothing_is_dropped() -> None:
+    async def scenario(line: Line, peer: socket.socket) -> str:
+        line.tls, _, silence = silent_bytes(500)
+        assert len(silence) > SILENT_BYTES + 4096
+        flood = asyncio.create_task(asyncio.to_thread(peer.sendall, silence))
+        with pytest.raises(RemoteProtocolError) as error:
+            await line.receive()
+        line.sock.close()
+        await asyncio.wait([flood])
+        return str(error.value)
+
+    assert run(scenario) == f"TLS: more than {SILENT_BYTES} bytes that say nothing"
+
+
+def test_deadline_passes_while_bytes_that_say_nothing_keep_coming() -> None:
+    async def scenario(line: Line, peer: socket.socket) -> None:
+        line.tls, server, silence = silent_bytes(100)
+        peer.sendall(silence + server.encrypt(b"word"))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await line.receive()
+
+    run(scenario)

@@ -11,8 +11,8 @@ from flodl.config.tls import TlsMode
 from flodl.errors import JoinRefused, RemoteProtocolError
 from flodl.runtime import certificate as certificate_module
 from flodl.runtime.certificate import Security, make_certificate, security_of, security_warning
-from flodl.runtime.tls import RECORD_BYTES, TURNED_AWAY, TlsLayer, client_context
-from tests.unit.runtime.tls_pair import certificate, open_pair
+from flodl.runtime.tls import RECORD_BYTES, SILENT_BYTES, TURNED_AWAY, TlsLayer, client_context
+from tests.unit.runtime.tls_pair import certificate, open_pair, silent_bytes
 
 TEXT = bytes(range(256)) * 1000
 
@@ -212,3 +212,29 @@ def test_tls_that_is_off_is_warned_about_where_others_can_listen(
 
 def test_nothing_said_means_no_tls() -> None:
     assert Security() == Security(TlsMode.OFF, None)
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_bytes_that_say_nothing_are_borne_up_to_a_limit(into: bool) -> None:
+    client, _, silence = silent_bytes(600)
+    pieces = [silence[at : at + 4096] for at in range(0, len(silence), 4096)]
+    borne = SILENT_BYTES // 4096
+
+    def take(data: bytes) -> int:
+        return client.decrypt_into(memoryview(bytearray(10)), data) if into else len(client.decrypt(data))
+
+    assert [take(piece) for piece in pieces[:borne]] == [0] * borne
+    with pytest.raises(RemoteProtocolError, match=rf"^TLS: more than {SILENT_BYTES} bytes that say nothing$"):
+        take(pieces[borne])
+
+
+@pytest.mark.parametrize("into", [True, False])
+def test_a_word_is_an_end_to_silence(into: bool) -> None:
+    client, server = open_pair()
+
+    def take(data: bytes) -> int:
+        return client.decrypt_into(memoryview(bytearray(RECORD_BYTES)), data) if into else len(client.decrypt(data))
+
+    for _ in range(5):  # each record torn: all but its last byte says nothing yet
+        record = server.encrypt(bytes(RECORD_BYTES))
+        assert (take(record[:-1]), take(record[-1:])) == (0, RECORD_BYTES)

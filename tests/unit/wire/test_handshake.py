@@ -39,7 +39,10 @@ WRONG_SERVER = (
     "the controller's proof is wrong: it holds another token (ours is another run's: copy it again), "
     "or someone sits in between"
 )
-
+WRONG_SERVER_OF_A_WALK_IN = (
+    "the controller's proof is wrong: it holds another token (ours is of another join token or for another host name, "
+    "or this is another user's run), or someone sits in between"
+)
 
 WALK_IN = Peer(Role.WALK_IN, Channel.CONTROL, "alice", "0.2.0")
 NO_WALK_INS = "the controller takes no walk-ins: it has no join token (`controller.join.token_file`)"
@@ -288,7 +291,8 @@ def test_a_hosts_join_secret_opens_nothing_under_another_name_or_in_another_role
     server = make_server()
     (challenge,) = server.receive(of_alice.start()[0])
 
-    assert of_alice.receive(challenge) == [Refused(WRONG_SERVER)]
+    is_walk_in = peer.role is Role.WALK_IN
+    assert of_alice.receive(challenge) == [Refused(WRONG_SERVER_OF_A_WALK_IN if is_walk_in else WRONG_SERVER)]
     assert server.receive(answer_of(liar, make_server())) == [Refused(WRONG_PROOF)]
 
 
@@ -297,7 +301,7 @@ def test_no_other_secret_lets_a_walk_in_in(secret):
     client = ClientHandshake(secret, "", CLIENT_NONCE, WALK_IN)
     (challenge,) = make_server().receive(client.start()[0])
 
-    assert client.receive(challenge) == [Refused(WRONG_SERVER)]
+    assert client.receive(challenge) == [Refused(WRONG_SERVER_OF_A_WALK_IN)]
     assert client.is_wrong_secret
 
 
