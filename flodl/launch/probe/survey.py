@@ -5,7 +5,6 @@ asked is a finding like any other, and holds up nobody for longer than its own d
 """
 
 import asyncio
-import importlib.metadata
 import logging
 import platform
 import time
@@ -19,6 +18,7 @@ from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
+from flodl.launch.probe import collect
 from flodl.launch.probe.facts import Facts, Reach
 from flodl.launch.probe.finding import CHECKS, Finding, Level, ok
 from flodl.launch.probe.judge import (
@@ -94,11 +94,7 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
 
 def reference() -> Reference:
     """This machine's versions."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    return Reference(__version__, platform.python_version(), torch)
+    return Reference(__version__, platform.python_version(), collect.version("torch"))
 
 
 async def _first(each: _Asked, spec: RunSpec, needed: asyncio.Task[Needed], open_channel: Open) -> None:
