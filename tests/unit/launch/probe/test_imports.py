@@ -78,7 +78,7 @@ if sys.platform == "win32":
 def main():
     import late
 """,
-    "/p/app/__init__.py": b"from . import tools\ntry:\n from . import settings\nexcept ImportError:\n settings = None\n",
+    "/p/app/__init__.py": b"from . import tools\ntry:\n from . import settings\nexcept ImportError:\n pass\n",
     "/p/app/model.py": b"from .base import Base\ntry:\n from ._version import version\nexcept ImportError:\n pass\n",
     **dict.fromkeys((f"/p/app/{name}.py" for name in ("base", "net", "tools", "settings", "_version")), b""),
     **dict.fromkeys((f"/p/{name}.py" for name in ("local_settings", "stubs", "windows", "late")), b"import deeper"),
