@@ -5,6 +5,7 @@ UUID wherever that is known, for CUDA's own numbering differs from nvidia-smi's 
 Indices, in ``CUDA_VISIBLE_DEVICES`` too, are nvidia-smi's (``CUDA_DEVICE_ORDER=PCI_BUS_ID``).
 """
 
+import itertools
 import os
 import re
 import shutil
@@ -39,6 +40,7 @@ _OLD_FIELDS = ("index", "uuid", "name", "pstate", "memory.total")
 
 _MIB = 1 << 20
 _UNKNOWN = re.compile(r"\[.*\]|N/A|ERR!|Unknown.*|", re.IGNORECASE)
+_END = re.compile(r"|-[0-9]+|NoDevFiles|none|void", re.IGNORECASE)
 _INDEX = re.compile(r"0|[1-9][0-9]{0,5}")
 _CAPABILITY = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})")
 _LISTED_GPU = re.compile(r"GPU [0-9]+:.*\(UUID: (GPU-[^)]+)\)")
@@ -165,9 +167,10 @@ def explanation(reason: str, has_driver: bool, amd: str) -> str:
 def select_visible(gpus: Sequence[GpuInfo], value: str | None, host: str) -> list[GpuInfo]:
     """Pick from ``gpus`` what ``CUDA_VISIBLE_DEVICES`` = ``value`` leaves, in its order.
 
-    None means every GPU; empty, ``-1`` and ``NoDevFiles`` mean none. Otherwise the entries are indices, or GPU UUIDs,
-    or MIG ids (ids may be shortened as long as they are unique), never a mix. Where CUDA would silently stop at the
-    first entry that it does not know, this raises.
+    None means every GPU. Entries are indices, or GPU UUIDs, or MIG ids (ids may be shortened as long as they are
+    unique), never a mix. As for CUDA the list ends at an entry that is empty, negative, or one of the words that hide
+    GPUs (``NoDevFiles``, ``none``, ``void``). Where CUDA would end it as silently at a GPU that is not there, this
+    raises.
 
     Raises:
         VisibleDevicesError: an entry is unknown, ambiguous or repeated, or the forms are mixed.
@@ -176,7 +179,7 @@ def select_visible(gpus: Sequence[GpuInfo], value: str | None, host: str) -> lis
         return list(gpus)
     if _hides_all(value):
         return []
-    entries = [entry.strip() for entry in value.split(",")]
+    entries = _entries(value)
     forms = [_form_of(entry, value, host) for entry in entries]
     if len(set(forms)) > 1:
         raise VisibleDevicesError(host, value, f"mixes forms: {', '.join(dict.fromkeys(forms))}; use one of them")
@@ -225,11 +228,16 @@ def with_mig_ids(gpus: Sequence[GpuInfo], listing: str) -> list[GpuInfo]:
 
 
 def _hides_all(value: str) -> bool:
-    return value.strip() in ("", "-1", "NoDevFiles")
+    return not _entries(value)
+
+
+def _entries(value: str) -> list[str]:
+    """Up to the first that ends the list."""
+    return list(itertools.takewhile(lambda entry: not _END.fullmatch(entry), map(str.strip, value.split(","))))
 
 
 def _form_of(entry: str, value: str, host: str) -> _Form:
-    if _INDEX.fullmatch(entry):
+    if re.fullmatch(r"[0-9]{1,6}", entry):
         return _Form.INDEX
     if re.match(r"GPU-[0-9A-Fa-f]", entry):
         return _Form.UUID

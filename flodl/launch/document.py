@@ -7,7 +7,7 @@ carry them unchanged.
 
 import dataclasses
 import json
-import math
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -33,7 +33,7 @@ def load(cls: type[T], text: str | bytes) -> T:
     """
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DocumentFault("not a JSON document") from None
     lifted: T = _lift(cls, data, cls.__name__)
     return lifted
@@ -55,7 +55,7 @@ def _lift(kind: Any, value: Any, where: str) -> Any:
         _expect(value in list(kind), where, "one of " + ", ".join(kind))
         return kind(value)
     if kind is float:
-        _expect(type(value) in (int, float) and math.isfinite(value), where, "a number")
+        _expect(type(value) in (int, float) and abs(value) <= sys.float_info.max, where, "a number")
         return float(value)
     _expect(type(value) is kind, where, f"a {kind.__name__}")
     return value

@@ -4,12 +4,13 @@ That costs some small files for each run, so that a list of the latest is quick 
 """
 
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flodl.launch.rundir import RunDir, outcome_exit_code
+from flodl.launch.rundir import RunDir, outcome_exit_code, wall_time_s
 from flodl.launch.snapshot import STARTING_S
 
 DAMAGED: Final = "damaged"
@@ -47,7 +48,7 @@ def summaries(runs: Iterable[RunDir]) -> list[RunSummary]:
 def summary(run: RunDir, now_s: float) -> RunSummary:
     """What its directory says of ``run``."""
     asked, state, outcome = (run.read_json(f"{name}.json") for name in ("run", "state", "outcome"))
-    created_s = _number((asked or {}).get("created_s"))
+    created_s = wall_time_s((asked or {}).get("created_s"))
     if asked is None or created_s is None:
         return RunSummary(run.run_id, "", DAMAGED, False, None, None, None, None, None)
     is_live = run.is_live()
@@ -94,4 +95,6 @@ def _metric(value: object) -> Mapping[str, Any] | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) <= sys.float_info.max else None

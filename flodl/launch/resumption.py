@@ -15,7 +15,7 @@ from flodl.errors import CheckpointError, ConfigError
 from flodl.launch.document import DocumentFault, load
 from flodl.launch.launcher import LaunchOptions, local_request
 from flodl.launch.plan import RunSpec
-from flodl.launch.rundir import RunDir
+from flodl.launch.rundir import RunDir, read_document
 
 
 def plan_resumption(run: RunDir, options: LaunchOptions) -> tuple[RunSpec, Path]:
@@ -58,7 +58,7 @@ def last_checkpoint(run: RunDir) -> Path:
 
 def _asked(run: RunDir) -> RunSpec:
     try:
-        return load(RunSpec, run.run_json.read_bytes())
+        return load(RunSpec, read_document(run.run_json))
     except (OSError, DocumentFault) as error:
         raise ConfigError(f"{run.run_json}: {error}; without it nobody knows what was launched") from None
 

@@ -13,6 +13,7 @@ Processes are known by pid and start time, never by name: a number that the kern
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -36,6 +37,12 @@ CONTROLLER_START_S: Final = 30.0
 
 LAST_WORDS_S: Final = 60.0
 """A controller whose run has ended serves those who still read its end for some seconds, never this long."""
+
+MAX_DOCUMENT_BYTES: Final = 64 << 20
+"""Far more than run.json, tree.json or a snapshot of any run takes."""
+
+MAX_WALL_S: Final = 1e11
+"""Some three thousand years."""
 
 TOKEN_BYTES: Final = 32
 _TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
@@ -125,10 +132,10 @@ class RunDir:
             (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file ``name``; None where there is none (yet)."""
+        """The JSON object in the file ``name``; None where there is none (yet), or something else."""
         try:
-            data = json.loads((self.path / name).read_bytes())
-        except (OSError, ValueError):
+            data = json.loads(read_document(self.path / name))
+        except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
 
@@ -143,7 +150,7 @@ class RunDir:
     def controller(self) -> ControllerInfo | None:
         """Where the controller listens, None before it does."""
         try:
-            return load(ControllerInfo, self.controller_json.read_bytes())
+            return load(ControllerInfo, read_document(self.controller_json))
         except (OSError, DocumentFault):
             return None
 
@@ -155,6 +162,28 @@ class RunDir:
         """Whether the controller that announced itself is still that very process."""
         info = self.controller()
         return info is not None and process_started(info.pid) == info.started
+
+
+def read_document(path: Path) -> bytes:
+    """A regular file, which is neither waited for nor read without an end.
+
+    Raises:
+        OSError: it cannot be read, is no regular file or a link, or larger than ``MAX_DOCUMENT_BYTES``.
+    """
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", str(path))
+        content = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return content
+
+
+def wall_time_s(value: object) -> float | None:
+    """``value`` where it can be a wall time, in seconds; None for all else that a document may hold."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= MAX_WALL_S:
+        return None
+    return float(value)
 
 
 def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
@@ -279,6 +308,8 @@ def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:
     Raises:
         ConfigError: there is none, or it is one of several.
     """
+    if wanted is not None and not wanted.strip():
+        raise ConfigError("an empty word names no run; give an id, its beginning, or a name")
     runs = all_runs()
     if wanted is None:
         return _latest(runs, must_be_live)

@@ -13,7 +13,7 @@ from flodl.config.tls import TlsMode
 from flodl.errors import FlodlError, PeerLost
 from flodl.launch.control import ControllerClient
 from flodl.launch.progress import duration
-from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir
+from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, wall_time_s
 
 DEFAULT_PORT: Final = 1337
 
@@ -92,5 +92,5 @@ def _written_s(path: Path) -> float:
 
 def _created_s(run: RunDir) -> float:
     asked = run.read_json("run.json") or {}
-    created_s = asked.get("created_s")
-    return float(created_s) if isinstance(created_s, (int, float)) else run.path.stat().st_mtime
+    created_s = wall_time_s(asked.get("created_s"))
+    return run.path.stat().st_mtime if created_s is None else created_s

@@ -11,7 +11,7 @@ from flodl.launch import rundir
 from flodl.launch.debug_bundle import DEFAULT_LINES, write_bundle
 from flodl.launch.document import DocumentFault, load
 from flodl.launch.plan import RunSpec
-from flodl.launch.rundir import RunDir
+from flodl.launch.rundir import RunDir, read_document
 from flodl_cli.runs import complete_any
 
 
@@ -62,7 +62,7 @@ def _probed(run: RunDir) -> dict[str, Any]:
     from flodl.launch.readiness import readiness
 
     try:
-        found = readiness(load(RunSpec, run.run_json.read_bytes()))
+        found = readiness(load(RunSpec, read_document(run.run_json)))
     except (OSError, DocumentFault, FlodlError) as error:
         return {"error": str(error)}
     return {"findings": [dataclasses.asdict(finding) for finding in found.findings], "seconds": found.duration_s}

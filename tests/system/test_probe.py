@@ -180,7 +180,7 @@ def test_another_copy_of_the_code_is_found(bench: Bench) -> None:
     code = finding(report, "code", bench.lab.hosts[1])
     assert code["read"] == "not the project as it is here: model.py differs"
     assert "up to date" in code["remedy"]
-    assert wrong(report) == {"code": "error"}
+    assert wrong(report) == {"code": "warn"}
 
 
 def test_another_torch_is_found(bench: Bench) -> None:

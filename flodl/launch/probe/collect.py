@@ -120,7 +120,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "executable": sys.executable,
             "cores": len(os.sched_getaffinity(0)),
             "memory_bytes": _memory(),
-            "packages": {name: _version(name) for name in request["packages"]},
+            "packages": {name: version(name) for name in request["packages"]},
             "torch": build,
             "limits": _limits(),
             "has_rdma": os.path.isdir("/sys/class/infiniband"),
@@ -139,7 +139,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
 
 
 # ------------------------------------------------------------------------------------------------- python and packages
-def _version(package: str) -> str:
+def version(package: str) -> str:
     """Its version; "unknown" where it is there without one; empty where it is not there."""
     module = {"pyyaml": "yaml"}.get(package, package)
     try:
@@ -150,7 +150,8 @@ def _version(package: str) -> str:
         return ""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package) or "unknown"
-    return _assigned(spec.origin, "__version__") or "unknown"
+    beside = os.path.join(os.path.dirname(spec.origin or ""), "version.py")  # torch's is there
+    return _assigned(spec.origin, "__version__") or _assigned(beside, "__version__") or "unknown"
 
 
 def _torch_build() -> dict[str, str] | None:

@@ -210,6 +210,7 @@ class AnswerScanner:
             raise RemoteProtocolError("the host's answer: its header does not end")
         if not end:
             return None
+        header = header.removesuffix(b"\r")  # a login on a terminal ends lines so
         if marker == self._python:
             self.python, self._buffer = header.decode("ascii", "replace"), b"\n" + rest
             return b""

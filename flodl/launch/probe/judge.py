@@ -14,6 +14,7 @@ from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.probe.facts import OLDEST_PYTHON, Facts, Place
 from flodl.launch.probe.finding import Finding, Level, ok
+from flodl.launch.probe.imports import Vital
 from flodl.launch.probe.judge_gpus import judge_gpus
 from flodl.launch.tree import first_few
 
@@ -59,15 +60,17 @@ def judge_old_python(host: HostPlan, version: str) -> Finding:
     return Finding("python", host.name, Level.ERROR, f"Python {version}", f"{wanted} or newer", remedy)
 
 
-def judge_host(host: HostPlan, facts: Facts, here: Reference, is_copied: bool = False) -> list[Finding]:
-    """Everything about one host that needs no other. ``is_copied``: a launch brings the project to hosts elsewhere."""
+def judge_host(host: HostPlan, facts: Facts, here: Reference, vital: Vital, is_copied: bool = False) -> list[Finding]:
+    """Everything about one host that needs no other. ``vital``: files that must be there; ``is_copied``: a launch
+    brings the project to hosts elsewhere.
+    """
     return [
         *_python(host, facts, here),
         *judge_gpus(host, facts),
         *_load(host, facts),
         *_disks(host, facts.places),
         _limits(host, facts),
-        *_project(host, facts, is_copied and host.kind is not HostKind.LOCAL),
+        *_project(host, facts, vital, is_copied and host.kind is not HostKind.LOCAL),
         _stale_runs(host.name, facts),
     ]
 
@@ -218,7 +221,7 @@ def _limits(host: HostPlan, facts: Facts) -> Finding:
     return ok("limits", host.name, f"{'unlimited' if files < 0 else files} files")
 
 
-def _project(host: HostPlan, facts: Facts, is_copied: bool) -> list[Finding]:
+def _project(host: HostPlan, facts: Facts, vital: Vital, is_copied: bool) -> list[Finding]:
     found = []
     for place in facts.places:
         if place.role == "project" and is_copied:
@@ -241,10 +244,25 @@ def _project(host: HostPlan, facts: Facts, is_copied: bool) -> list[Finding]:
     elif host.script[0] != "-":
         found.append(ok("script", host.name, "-m" if host.script[0] == "-m" else host.script[0].rpartition("/")[2]))
     if facts.code and not facts.script:
-        faults = [f"{path} {'differs' if content else 'is missing'}" for path, content in facts.code.items()]
-        words = f"not the project as it is here: {first_few(faults)}"
-        found.append(Finding("code", host.name, Level.ERROR, words, "", remedy))
+        found += _code(host.name, facts.code, vital, remedy)
     return found
+
+
+def _code(host: str, code: Mapping[str, str], vital: Vital, remedy: str) -> list[Finding]:
+    """Files that are other ones there. A run cannot start without its modules, nor with another script; what else
+    differs may be meant to: a file of settings for each host, one that a build has made.
+    """
+    faults: dict[Level, list[str]] = {Level.ERROR: [], Level.WARN: []}
+    for path, content in code.items():
+        is_fatal = path in vital.script or (not content and path in vital.imported)
+        words = f"{path} {'differs' if content else 'is missing'}"
+        faults[Level.ERROR if is_fatal else Level.WARN].append(words)
+    said = {Level.ERROR: remedy, Level.WARN: f"{remedy}; nothing, where it is meant to differ from host to host"}
+    return [
+        Finding("code", host, level, f"not the project as it is here: {first_few(each)}", "", said[level])
+        for level, each in faults.items()
+        if each
+    ]
 
 
 def _stale_runs(host: str, facts: Facts) -> Finding:

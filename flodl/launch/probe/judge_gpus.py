@@ -21,6 +21,9 @@ OLDEST_DRIVERS: Final = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
 BUSY_MIB: Final = 500
 """An idle GPU shows some hundred MiB of the driver's own."""
 
+BUSY_APP_MIB: Final = 64
+"""With a process on it that nvidia-smi shows; a display server without a screen takes a few MiB."""
+
 _MIB: Final = 1 << 20
 
 
@@ -102,6 +105,9 @@ def _build(host: str, facts: Facts) -> list[Finding]:
 
 
 def _driver(host: str, facts: Facts) -> Finding:
+    """A driver that is too old is no error: datacenter GPUs have a package that lets it run a newer CUDA, and only
+    CUDA itself, which nobody touches here, could tell whether it does.
+    """
     assert facts.torch is not None
     assert facts.smi is not None
     driver = next((cells[2] for cells in _rows(facts.smi.use) if len(cells) > 2), "")
@@ -111,8 +117,11 @@ def _driver(host: str, facts: Facts) -> Finding:
     nccl = f", NCCL {facts.torch_import.nccl}" if facts.torch_import and facts.torch_import.nccl else ""
     if oldest and numbers and (int(numbers.group(1)), int(numbers.group(2))) < oldest:
         wanted = f"{oldest[0]}.{oldest[1]:02} or newer for CUDA {facts.torch.cuda}, which this torch is built for"
-        remedy = "a newer NVIDIA driver there, or a torch that is built for an older CUDA"
-        return Finding("driver", host, Level.ERROR, f"driver {driver}", wanted, remedy)
+        remedy = (
+            "a newer NVIDIA driver there, or a torch that is built for an older CUDA; nothing, where NVIDIA's "
+            "cuda-compat makes up for it: torch.cuda.is_available() says so"
+        )
+        return Finding("driver", host, Level.WARN, f"driver {driver}", wanted, remedy)
     return ok("driver", host, f"{driver or 'unknown'}, CUDA {facts.torch.cuda}{nccl}")
 
 
@@ -168,7 +177,7 @@ def _busy(host: str, facts: Facts, gpus: Sequence[GpuInfo]) -> Finding:
     for gpu in gpus:
         apps = [cells for cells in _rows(facts.smi.apps) if len(cells) > 2 and gpu.uuid and cells[0] == gpu.uuid]
         taken = used.get(gpu.uuid or "", 0)
-        if not apps and taken < BUSY_MIB:
+        if taken < (BUSY_APP_MIB if apps else BUSY_MIB):
             continue
         pids = " ".join(cells[1] for cells in apps[:8] if cells[1].isdigit())
         who = f" by pid {pids}" if pids else ""

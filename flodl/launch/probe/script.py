@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flodl.launch.plan import NO_SCRIPT, HostKind, HostPlan, RunSpec, SyncMode
-from flodl.launch.probe.imports import code_of, needed_modules
+from flodl.launch.probe.imports import Vital, code_of, needed_modules, vital_of
 
 MAX_FILE_BYTES: Final = 1 << 20
 
@@ -15,11 +15,12 @@ MAX_FILE_BYTES: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Needed:
     """``modules`` are packages by name; ``code`` are files of the project, by path relative to where the script runs,
-    with the SHA-256 of their content in hex.
+    with the SHA-256 of their content in hex; ``vital`` says by the same paths what must be there.
     """
 
     modules: tuple[str, ...] = ()
     code: Mapping[str, str] = field(default_factory=dict)
+    vital: Vital = field(default_factory=Vital)
 
     def code_for(self, host: HostPlan) -> dict[str, str]:
         """What to compare on ``host``: nothing where it has these very files."""
@@ -38,7 +39,11 @@ def needed_by(spec: RunSpec) -> Needed:
     project = spec.project or spec.cwd
     inside = {path: content for path, content in files.items() if os.path.commonpath([path, project]) == project}
     code = {os.path.relpath(path, spec.cwd): hashlib.sha256(content).hexdigest() for path, content in inside.items()}
-    return Needed(modules, code)
+    vital = vital_of(spec.script, spec.cwd, files)
+    own, imported = (
+        frozenset(os.path.relpath(path, spec.cwd) for path in paths) for paths in (vital.script, vital.imported)
+    )
+    return Needed(modules, code, Vital(own, imported))
 
 
 def _alone(spec: RunSpec) -> dict[str, bytes]:

@@ -5,7 +5,6 @@ asked is a finding like any other, and holds up nobody for longer than its own d
 """
 
 import asyncio
-import importlib.metadata
 import logging
 import platform
 import time
@@ -19,6 +18,7 @@ from flodl.errors import FlodlError, HostUnreachable
 from flodl.ids import HostName
 from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
+from flodl.launch.probe import collect
 from flodl.launch.probe.facts import Facts, Reach
 from flodl.launch.probe.finding import CHECKS, Finding, Level, ok
 from flodl.launch.probe.judge import (
@@ -59,6 +59,7 @@ class _Asked:
     interview: Interview
     channel: Channel | None = None
     facts: Facts | None = None
+    needed: Needed = field(default_factory=Needed)
     reach: Reach | None = None
     skew_s: float = 0.0
     error: HostUnreachable | None = None
@@ -93,11 +94,7 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
 
 def reference() -> Reference:
     """This machine's versions."""
-    try:
-        torch = importlib.metadata.version("torch")
-    except importlib.metadata.PackageNotFoundError:
-        torch = ""
-    return Reference(__version__, platform.python_version(), torch)
+    return Reference(__version__, platform.python_version(), collect.version("torch"))
 
 
 async def _first(each: _Asked, spec: RunSpec, needed: asyncio.Task[Needed], open_channel: Open) -> None:
@@ -106,7 +103,8 @@ async def _first(each: _Asked, spec: RunSpec, needed: asyncio.Task[Needed], open
         each.channel = await open_channel(host, each.interview.nonce)
         if host.kind is HostKind.SSH:
             each.findings.append(ok("ssh", host.name, f"{time.monotonic() - started_s:.2f} s"))
-        each.facts = await each.interview.facts(each.channel, _request(host, spec, await needed))
+        each.needed = await needed
+        each.facts = await each.interview.facts(each.channel, _request(host, spec, each.needed))
     except OldPython as old:
         each.findings.append(judge_old_python(host, old.version))
     except Exception as error:  # noqa: BLE001  # of whatever library: one host's trouble is a finding
@@ -168,7 +166,11 @@ def _request(host: HostPlan, spec: RunSpec, needed: Needed) -> dict[str, Any]:
 def _judged(asked: Mapping[HostName, _Asked], *, is_copied: bool) -> list[Finding]:
     here = reference()
     hosts = {name: (each.interview.host, each.facts) for name, each in asked.items() if each.facts is not None}
-    found = [finding for host, facts in hosts.values() for finding in judge_host(host, facts, here, is_copied)]
+    found = [
+        finding
+        for name, (host, facts) in hosts.items()
+        for finding in judge_host(host, facts, here, asked[name].needed.vital, is_copied)
+    ]
     reaches = {name: each.reach for name, each in asked.items() if each.reach is not None}
     skews_s = {name: each.skew_s for name, each in asked.items() if each.reach is not None}
     return [*found, *judge_network(hosts, reaches, skews_s), *judge_together(hosts, found)]

@@ -10,7 +10,9 @@ import inspect
 import os
 import secrets
 import shutil
+import signal
 import time
+from asyncio.subprocess import PIPE, STDOUT, Process, SubprocessStreamProtocol
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -123,7 +125,8 @@ class Interview:
 
     def _see_age(self) -> None:
         numbers = self._scanner.python.split(".")
-        if all(number.isdigit() for number in numbers) and tuple(map(int, numbers[:2])) < OLDEST_PYTHON:
+        is_version = len(numbers) > 1 and all(number.isdigit() for number in numbers)
+        if is_version and tuple(map(int, numbers[:2])) < OLDEST_PYTHON:
             raise OldPython(self._scanner.python)
 
     def _ended(self, code: int | None) -> HostUnreachable:
@@ -153,17 +156,20 @@ async def open_local(host: HostPlan, nonce: str, controllers: tuple[str, ...]) -
     if shutil.which(host.python) is None:
         reason = f"interpreter {host.python} not found"
         raise HostUnreachable(host.name, "start", reason, f"set `python` of worker {host.name}")
-    process = await asyncio.create_subprocess_exec(
+    loop = asyncio.get_running_loop()
+    transport, protocol = await loop.subprocess_exec(
+        lambda: SubprocessStreamProtocol(limit=PIECE_BYTES, loop=loop),
         host.python,
         "-c",
         collect.RUN,
         nonce,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
+        stdin=PIPE,
+        stdout=PIPE,
+        stderr=STDOUT,
         cwd=host.cwd if is_there else None,
         start_new_session=True,
     )
+    process = Process(transport, protocol, loop)
     assert process.stdin is not None
     assert process.stdout is not None
     stdin = process.stdin
@@ -176,8 +182,10 @@ async def open_local(host: HostPlan, nonce: str, controllers: tuple[str, ...]) -
         stdin.close()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(process.wait(), CLOSE_TIMEOUT_S)
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # a wrapper's children too, whether it answered or not
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(process.wait(), CLOSE_TIMEOUT_S)
+        transport.close()  # whoever has left the session may keep the pipes open: nobody waits for that
 
     return Channel(process.stdout.read, stdin.write, exit_code, close, controllers)

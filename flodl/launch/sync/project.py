@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from flodl.errors import ConfigError
 from flodl.launch.document import DocumentFault, load
 from flodl.launch.plan import RunSpec, SyncMode
-from flodl.launch.rundir import RunDir
+from flodl.launch.rundir import RunDir, read_document
 from flodl.launch.sync.plan import SyncPlan
 from flodl.launch.tree import Tree
 
@@ -45,7 +45,7 @@ def project_of(run: RunDir, spec: RunSpec) -> Project:
         ConfigError: the directory has no record of it.
     """
     try:
-        tree = load(Tree, run.tree_json.read_bytes())
+        tree = load(Tree, read_document(run.tree_json))
     except (OSError, DocumentFault) as error:
         raise ConfigError(f"{run.tree_json}: {error}; launch again") from None
     return Project(spec.project or spec.cwd, tree, spec.sync.mode)

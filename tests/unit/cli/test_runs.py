@@ -120,3 +120,21 @@ def test_abort_ends_a_controller_that_does_not_answer(monkeypatch: pytest.Monkey
         assert controller.wait(10) == -signal.SIGKILL
     assert result.exit_code == 0, result.output
     assert "does not answer; ending it" in result.stderr
+
+
+def test_damaged_documents_stop_no_command(tmp_path: Path) -> None:
+    deep, pipe = make("20260101-000000-aaaa", "deep"), make("20260102-000000-bbbb", "pipe")
+    deep.write("run.json", "[" * 100_000)
+    pipe.run_json.unlink()
+    os.mkfifo(pipe.run_json)
+    assert [line.split()[1] for line in fdl("ps").output.splitlines()[1:]] == ["damaged", "damaged"]
+    for run in (deep, pipe):
+        assert fdl("status", run.run_id).exit_code == 0
+        assert "not live" in str(fdl("stop", run.run_id).exception)
+        assert fdl("debug", "bundle", run.run_id, "-o", str(tmp_path / run.run_id)).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["stop", "attach", "status", "tail"])
+def test_empty_word_is_refused(command: str) -> None:
+    make("20260101-000000-aaaa", "only", live=True)
+    assert "names no run" in str(fdl(command, "").exception)

@@ -60,7 +60,22 @@ def test_run_without_a_controller_starts_or_has_failed(age_s: float, state: str)
     assert (seen.state, seen.duration_s) == (state, None)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', '{"created_s": "yesterday"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"name": "x"}',
+        '{"created_s": "yesterday"}',
+        '{"created_s": -1e308}',
+        '{"created_s": NaN}',
+        '{"created_s": Infinity}',
+        '{"created_s": 1%s}' % ("0" * 400),
+        "[" * 100_000,
+    ],
+    ids=range(10),
+)
 def test_directory_that_does_not_say_what_was_launched_is_shown_as_damaged(text: str) -> None:
     run = make("a")
     run.write("run.json", text)
@@ -83,3 +98,8 @@ def test_list_of_the_latest_is_quick_among_thousands(deadline_factor: float) -> 
     assert [each.state for each in shown] == ["damaged"] * 10 + ["starting"]
     assert shown[-1].run_id == live.run_id
     assert took_s < 1.0 * deadline_factor
+
+
+def test_figure_that_is_no_number_is_left_out() -> None:
+    run = make("a", outcome={"status": "completed", "exit_code": 0}, state={"lowest_loss": {"value": 10**400}})
+    assert summary(run, CREATED_S).lowest_loss is None

@@ -278,3 +278,36 @@ def test_state_home_follows_the_conventions(
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (255, 255), (256, 1), (-9, 1), (None, 1), ("0", 1)])
 def test_exit_code_of_an_outcome_is_one_that_a_process_can_have(code: object, expected: int) -> None:
     assert rundir.outcome_exit_code({"exit_code": code}) == expected
+
+
+@pytest.mark.parametrize("place", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_what_is_no_regular_file_is_no_document_and_nobody_waits_for_it(place: Callable[[Path], None]) -> None:
+    run = rundir.create("20260101-000000-aaaa")
+    place(run.run_json)
+    place(run.controller_json)
+    assert (run.read_json("run.json"), run.controller(), rundir.run_name(run)) == (None, None, "")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000])
+def test_document_of_endless_depth_is_none(text: str) -> None:
+    run = rundir.create("20260101-000000-aaaa")
+    run.write("run.json", text)
+    run.write("controller.json", text)
+    assert (run.read_json("run.json"), run.controller()) == (None, None)
+
+
+def test_document_without_an_end_is_none() -> None:
+    run = rundir.create("20260101-000000-aaaa")
+    run.write("run.json", "{}")
+    os.truncate(run.run_json, rundir.MAX_DOCUMENT_BYTES + 1)
+    assert run.read_json("run.json") is None
+    with pytest.raises(OSError, match="too large"):
+        rundir.read_document(run.run_json)
+
+
+@pytest.mark.parametrize("word", ["", "  "])
+def test_empty_word_names_no_run(word: str) -> None:
+    make("20260101-000000-aaaa", live=True)
+    for must_be_live in (False, True):
+        with pytest.raises(ConfigError, match="names no run"):
+            rundir.find(word, must_be_live=must_be_live)

@@ -6,9 +6,11 @@ from typing import Any
 from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.probe.facts import Facts, Interface, Place, Reach, Reached, SmiAnswer, TorchBuild, TorchImport
 from flodl.launch.probe.finding import Finding, Level
+from flodl.launch.probe.imports import Vital
 from flodl.launch.probe.judge import PACKAGES, Reference, judge_host
 
 GIB = 1 << 30
+VITAL = Vital(frozenset({"train.py"}), frozenset({"lib/a.py"}))
 HERE = Reference("0.1.0", "3.11.7", "2.13.0+cu124")
 TWO_GPUS = "0, GPU-aaaa1111, NVIDIA H200, 9.0, 143771\n1, GPU-bbbb2222, NVIDIA A100, 8.0, 81920\n"
 IDLE = "GPU-aaaa1111, 0, 550.54.15\nGPU-bbbb2222, 3, 550.54.15\n"
@@ -69,7 +71,7 @@ def reach(source: str = "10.0.0.11", error: str = "", peers: dict[str, str] | No
 
 
 def judged(plan: HostPlan | None = None, **changes: Any) -> list[Finding]:
-    return judge_host(plan or host(), facts(**changes), HERE)
+    return judge_host(plan or host(), facts(**changes), HERE, VITAL)
 
 
 def wrong(found: list[Finding]) -> dict[str, Level]:

@@ -1,6 +1,7 @@
 """What a host reads of itself: nvidia-smi that misbehaves, torch's own words, processes of other runs."""
 
 import hashlib
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from flodl.launch.probe import collect
+from flodl.launch.probe.survey import reference
 
 TORCH = "class _C:\n    _cuda_getArchFlags = staticmethod(lambda: 'sm_80 compute_90')\n"
 VERSION = "__version__ = '9.9.9+cu124'\ncuda: Optional[str] = '12.4'\nhip: Optional[str] = None\n"
@@ -151,12 +153,22 @@ def test_place_that_is_not_there_yet_counts_by_the_nearest_above(tmp_path: Path)
     assert collect.place("temporary", "")["path"] in (os.environ.get("TMPDIR"), "/tmp")
 
 
+def test_torch_without_metadata_is_here_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = importlib.metadata.version("torch")
+
+    def unknown(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", unknown)
+    assert reference().torch.partition("+")[0] == known.partition("+")[0]
+
+
 def test_version_without_metadata_is_read_from_the_package(bench: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (bench / "odd_package").mkdir()
     (bench / "odd_package" / "__init__.py").write_text('__version__ = "3.2.1"\n')
     (bench / "bare_package.py").write_text("")
     monkeypatch.syspath_prepend(str(bench))
-    assert [collect._version(name) for name in ("odd_package", "bare_package", "none_such")] == ["3.2.1", "unknown", ""]
+    assert [collect.version(name) for name in ("odd_package", "bare_package", "none_such")] == ["3.2.1", "unknown", ""]
 
 
 def test_processes_of_a_run_are_found_and_those_of_our_own_are_not(bench: Path) -> None:

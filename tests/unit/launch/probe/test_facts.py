@@ -76,3 +76,9 @@ def test_reach_that_does_not_fit_is_refused(changes: dict[str, object]) -> None:
     assert read_reach(json.dumps(good).encode()).said_s == 2.0
     with pytest.raises(RemoteProtocolError):
         read_reach(json.dumps({**good, **changes}).encode())
+
+
+def test_lines_that_end_as_on_a_terminal_are_understood() -> None:
+    scanner = AnswerScanner("abc")
+    assert scanner.feed(b"hello\r\n\r\nFDL1 python abc 3.11.2\r\n\r\nFDL1 abc 2\r\n{}") == [b"{}"]
+    assert scanner.python == "3.11.2"

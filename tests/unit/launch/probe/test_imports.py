@@ -2,7 +2,7 @@
 
 import pytest
 
-from flodl.launch.probe.imports import MAX_CODE_BYTES, MAX_MODULES, code_of, needed_modules
+from flodl.launch.probe.imports import MAX_CODE_BYTES, MAX_MODULES, Vital, code_of, needed_modules, vital_of
 
 
 def test_what_is_imported_on_the_way_down_is_needed() -> None:
@@ -60,3 +60,45 @@ def test_code_has_an_end() -> None:
     assert len(code_of(["m0.py"], "/p", endless.get)) == MAX_MODULES
     large = {"/p/a.py": b"import b\n", "/p/b.py": b"#" * MAX_CODE_BYTES}
     assert set(code_of(["a.py"], "/p", large.get)) == {"/p/a.py"}
+
+
+OPTIONAL = {
+    "/p/train.py": b"""
+import sys, app.model
+from app import net, settings
+from typing import TYPE_CHECKING
+try:
+    import local_settings
+except ImportError:
+    local_settings = None
+if TYPE_CHECKING:
+    import stubs
+if sys.platform == "win32":
+    import windows
+def main():
+    import late
+""",
+    "/p/app/__init__.py": b"from . import tools\ntry:\n from . import settings\nexcept ImportError:\n pass\n",
+    "/p/app/model.py": b"from .base import Base\ntry:\n from ._version import version\nexcept ImportError:\n pass\n",
+    **dict.fromkeys((f"/p/app/{name}.py" for name in ("base", "net", "tools", "settings", "_version")), b""),
+    **dict.fromkeys((f"/p/{name}.py" for name in ("local_settings", "stubs", "windows", "late")), b"import deeper"),
+    "/p/deeper.py": b"",
+}
+
+
+def test_only_what_is_imported_on_the_way_down_is_vital() -> None:
+    code = code_of(["train.py"], "/p", OPTIONAL.get)
+    assert set(code) == set(OPTIONAL)
+    vital = vital_of(["train.py"], "/p", code)
+    assert vital.script == {"/p/train.py"}
+    assert vital.imported == {f"/p/app/{name}.py" for name in ("__init__", "model", "base", "net", "tools")}
+
+
+def test_module_as_script_is_vital_with_its_package() -> None:
+    code = {"/p/app/__init__.py": b"", "/p/app/__main__.py": b"from . import core\n", "/p/app/core.py": b"import app"}
+    vital = vital_of(["-m", "app"], "/p", code)
+    assert vital == Vital(frozenset({"/p/app/__init__.py", "/p/app/__main__.py"}), frozenset({"/p/app/core.py"}))
+
+
+def test_script_that_is_not_there_has_nothing_vital() -> None:
+    assert vital_of(["gone.py"], "/p", {}) == Vital()

@@ -19,7 +19,7 @@ from flodl.launch.probe.judge import (
     judge_together,
     judge_unreachable,
 )
-from tests.unit.launch.probe.describing import HERE, facts, host, judged, of, place, smi, wrong
+from tests.unit.launch.probe.describing import HERE, VITAL, facts, host, judged, of, place, smi, wrong
 
 WARN, ERROR = Level.WARN, Level.ERROR
 
@@ -134,23 +134,37 @@ def test_folders_that_are_not_there_are_named() -> None:
     assert of(judged(places=(place("data", "/data"),)), "data").read == "/data"
 
 
-def test_code_that_is_not_the_same_is_an_error_that_names_the_files() -> None:
-    finding = of(judged(code={"train.py": "5e", "lib/a.py": "", **{f"x{n}.py": "0" for n in range(9)}}), "code")
-    assert finding.level is ERROR
-    assert finding.read.startswith(
-        "not the project as it is here: train.py differs, lib/a.py is missing, x0.py differs"
-    )
-    assert finding.read.endswith(" and 6 more")
-    assert "sync.mode" in finding.remedy
+def test_code_that_is_not_the_same_is_named() -> None:
+    found = judged(code={"train.py": "5e", "lib/a.py": "", **{f"x{n}.py": "0" for n in range(9)}})
+    error, warning = of(found, "code", ERROR), of(found, "code", WARN)
+    assert error.read == "not the project as it is here: train.py differs, lib/a.py is missing"
+    assert warning.read.startswith("not the project as it is here: x0.py differs, x1.py differs")
+    assert warning.read.endswith(" more")
+    assert "sync.mode" in error.remedy
+    assert "sync.mode" in warning.remedy
+
+
+@pytest.mark.parametrize(
+    ("path", "content", "level"),
+    [
+        ("train.py", "5e", ERROR),
+        ("lib/a.py", "", ERROR),
+        ("lib/a.py", "5e", WARN),
+        ("local_settings.py", "", WARN),
+        ("lib/_version.py", "5e", WARN),
+    ],
+)
+def test_only_what_the_script_cannot_start_without_holds_a_run_up(path: str, content: str, level: Level) -> None:
+    assert wrong(judged(code={path: content})) == {"code": level}
 
 
 def test_project_that_is_copied_need_not_be_there_yet() -> None:
     places = (place("project", "/gone", is_folder=False),)
-    found = judge_host(host(), facts(places=places, script="/gone/train.py not found"), HERE, is_copied=True)
+    found = judge_host(host(), facts(places=places, script="/gone/train.py not found"), HERE, VITAL, is_copied=True)
     assert wrong(found) == {}
     assert of(found, "project").read == "copied to /gone"
     here = host(kind=HostKind.LOCAL, ssh=None)
-    assert of(judge_host(here, facts(places=places), HERE, is_copied=True), "project").level is ERROR
+    assert of(judge_host(here, facts(places=places), HERE, VITAL, is_copied=True), "project").level is ERROR
 
 
 def test_module_as_script_and_no_script_are_not_looked_for() -> None:

@@ -127,11 +127,14 @@ def test_torch_without_cuda_on_a_gpu_box_is_an_error(build: TorchBuild, words: s
         ("550.54.15", "14.0", False),
     ],
 )
-def test_driver_that_is_too_old_for_this_torch_is_an_error(driver: str, cuda: str, is_old: bool) -> None:
+def test_driver_that_is_too_old_for_this_torch_is_a_warning_for_another_library_may_make_up_for_it(
+    driver: str, cuda: str, is_old: bool
+) -> None:
     answer = smi(use=f"GPU-aaaa1111, 0, {driver}\n")
     found = gpus(smi=answer, torch=TorchBuild("2.13.0", cuda, ""))
-    assert (of(found, "driver").level is ERROR) == is_old
+    assert of(found, "driver").level is (WARN if is_old else Level.OK)
     assert ("a newer NVIDIA driver" in of(found, "driver").remedy) == is_old
+    assert ("cuda-compat" in of(found, "driver").remedy) == is_old
 
 
 # ---------------------------------------------------------------------------------------------------------------- arch
@@ -201,6 +204,12 @@ def test_gpu_with_somebody_elses_work_is_a_warning_with_its_figures() -> None:
 def test_memory_that_no_visible_process_holds_counts_too() -> None:
     answer = smi(use="GPU-aaaa1111, 0, 550.1\nGPU-bbbb2222, 600, 550.1\n")
     assert of(gpus(smi=answer), "busy").read == "GPU 1: 600 of 81920 MiB in use"
+
+
+@pytest.mark.parametrize(("use", "level"), [("0", Level.OK), ("63", Level.OK), ("[N/A]", Level.OK), ("64", WARN)])
+def test_process_that_takes_next_to_nothing_is_no_work(use: str, level: Level) -> None:
+    answer = smi(use=f"GPU-aaaa1111, {use}, 550.1\n", apps=f"GPU-aaaa1111, 4711, {use}\n")
+    assert of(gpus(smi=answer), "busy").level is level
 
 
 def test_gpu_that_is_not_asked_for_may_be_busy() -> None:

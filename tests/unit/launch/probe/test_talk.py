@@ -1,8 +1,11 @@
 """The conversation with a host: through noise, old and broken interpreters, and silence. Real processes, real ssh."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import os
+import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable
@@ -143,6 +146,49 @@ def test_host_that_never_answers_is_given_up(tmp_path: Path, monkeypatch: pytest
     silent = executable(tmp_path / "silent", "echo wait for it; exec sleep 60")
     with pytest.raises(HostUnreachable, match=r"no answer within 0\.2 s; it said:\nwait for it"):
         ask_here(tmp_path, str(silent))
+
+
+def wrapper(folder: Path, end: str) -> tuple[Path, Callable[[], list[int]]]:
+    """An interpreter that starts others which outlive it, one of them in a session of its own, and their pids."""
+    start = f"sleep 1000 & echo $! >> {folder}/pids; setsid sh -c 'echo $$ >> {folder}/pids; exec sleep 1000' &"
+    wait = f"until [ $(wc -l < {folder}/pids) = 2 ]; do :; done"
+    path = executable(folder / "wrapper", f"{start} {wait}; {end}")
+    return path, lambda: [int(line) for line in (folder / "pids").read_text().split()]
+
+
+def is_running(pid: int) -> bool:
+    """A killed orphan may stay a zombie where nobody reaps; it runs no more."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.parametrize(("end", "answers"), [("wait", False), (f'{sys.executable} "$@"', True)])
+def test_wrapper_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., object], end: str, answers: bool
+) -> None:
+    if not answers:
+        monkeypatch.setattr(talk, "FACTS_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(talk, "CLOSE_TIMEOUT_S", 0.5)
+    path, pids = wrapper(tmp_path, end)
+    try:
+        if answers:
+            assert ask_here(tmp_path, str(path)).packages["flodl"]
+        else:
+            with pytest.raises(HostUnreachable, match=r"no answer within 1 s"):
+                ask_here(tmp_path, str(path))
+        wait_until(lambda: not is_running(pids()[0]), 5.0, "the end of the wrapper's child")
+    finally:
+        for pid in pids():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_half_a_version_is_no_old_one(tmp_path: Path) -> None:
+    vague = executable(tmp_path / "vague", 'printf "\\nFDL1 python %s 3\\n" "$3"; exit 4')
+    with pytest.raises(HostUnreachable, match="ended with code 4"):
+        ask_here(tmp_path, str(vague))
 
 
 def test_hosts_dial_each_other_and_the_controller_and_are_told_apart(tmp_path: Path) -> None:
