@@ -15,7 +15,7 @@ from flodl.launch.progress import log_line
 from flodl.launch.rundir import RunDir
 from flodl.launch.snapshot import snapshot
 from flodl_cli.ended_logs import Wants, ended_lines
-from flodl_cli.runs import complete_any
+from flodl_cli.runs import complete_any, complete_host
 
 DEFAULT_LINES: Final = 20
 MAX_RANK: Final = 100_000
@@ -31,7 +31,7 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="N", help="Start N lines before the end.")
 @click.option("--since", metavar="AGE", help="Start with what is younger: 90, 90s, 5m, 2h, 1d.")
 @click.option("--rank", "ranks", multiple=True, metavar="LIST", help="Only these: 0,2-5. May be repeated.")
-@click.option("--host", "hosts", multiple=True, help="Only this host. May be repeated.")
+@click.option("--host", "hosts", multiple=True, shell_complete=complete_host, help="Only this host. May be repeated.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Only stdout or only stderr.")
 @click.option("--grep", metavar="REGEX", help="Only lines in which it is found.")
 @click.option("--prefix/--no-prefix", default=True, help="host:rank: or head: in front of each line.")

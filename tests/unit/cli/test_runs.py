@@ -120,3 +120,25 @@ def test_abort_ends_a_controller_that_does_not_answer(monkeypatch: pytest.Monkey
         assert controller.wait(10) == -signal.SIGKILL
     assert result.exit_code == 0, result.output
     assert "does not answer; ending it" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "incomplete", "offered"),
+    [
+        (["launch"], "ml", [("file", "ml")]),
+        (["launch", "train.py"], "da", [("file", "da")]),
+        (["launch", "--resume"], "", [("plain", "20260101-000000-aaaa"), ("plain", "old")]),
+        (["launch"], "--dry", [("plain", "--dry-run")]),
+        (["probe"], "ml", [("file", "ml")]),
+        (["checkpoint", "show"], "ck", [("file", "ck")]),
+        (["drain"], "node", [("plain", "node-a")]),
+        (["tail", "--host"], "", [("plain", "node-a"), ("plain", "b")]),
+    ],
+)
+def test_shell_completes_files_hosts_and_runs_to_resume(
+    args: list[str], incomplete: str, offered: list[tuple[str, str]]
+) -> None:
+    make("20260101-000000-aaaa", "old", '{"status": "completed", "exit_code": 0}')
+    make("20260102-000000-bbbb", "new", live=True).write("state.json", '{"hosts": [{"host": "node-a"}, {"host": "b"}]}')
+    found = ShellComplete(cli, {}, "fdl", "_FDL_COMPLETE").get_completions(args, incomplete)
+    assert [(each.type, each.value) for each in found] == offered
