@@ -127,6 +127,7 @@ def test_bundle_of_a_damaged_run_is_made_all_the_same_and_says_what_cannot_be_pr
     assert result.stdout.startswith(f"{tmp_path / 'b.tar.gz'}: ")
     assert "look through it before you share it" in result.stderr
     with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        assert f": {len(archive.getnames())} files, " in result.stdout
         probe = archive.extractfile(f"{ended.run_id}/probe.json")
         assert probe is not None
         assert json.loads(probe.read())["error"] == "RunSpec.schema: expected to be present"
