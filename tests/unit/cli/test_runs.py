@@ -142,3 +142,10 @@ def test_shell_completes_files_hosts_and_runs_to_resume(
     make("20260102-000000-bbbb", "new", live=True).write("state.json", '{"hosts": [{"host": "node-a"}, {"host": "b"}]}')
     found = ShellComplete(cli, {}, "fdl", "_FDL_COMPLETE").get_completions(args, incomplete)
     assert [(each.type, each.value) for each in found] == offered
+
+
+def test_port_that_ones_own_run_has_is_given_back_by_its_end() -> None:
+    make("20260102-000000-bbbb", "new", live=True)
+    assert rundir.port_remedy(1) == "run 20260102-000000-bbbb (new) is live: fdl stop 20260102-000000-bbbb"
+    assert rundir.port_remedy(2).startswith("stop that process, or ")
+    assert rundir.port_remedy(0).startswith("stop that process, or ")
