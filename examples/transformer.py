@@ -130,8 +130,8 @@ def main() -> None:
         .outer_optimizer(OUTER[args.outer])
         .eval_dataset(held_out)
         .eval_fn(bits_per_character)
-        .metrics_fn(lambda m: print(f"epoch {m.epoch}: loss {m.avg_loss:.4f}, {m.epoch_ms:.0f} ms"))
-        .eval_result_fn(lambda epoch, value: print(f"epoch {epoch}: held-out bits per character so far {value:.4f}"))
+        .metrics_fn(lambda m: print(f"epoch {m.epoch + 1}: loss {m.avg_loss:.4f}, {m.epoch_ms:.0f} ms"))
+        .eval_result_fn(lambda epoch, bits: print(f"epoch {epoch + 1}: held-out bits per character so far {bits:.4f}"))
         .run()
     )
     state = handle.join()  # the ranks end here; what follows runs once

@@ -50,7 +50,10 @@ def _cell(finding: Finding | None) -> Text:
     if finding.level is not Level.OK:
         return Text(WORDS[finding.level], STYLES[finding.level])
     text = printable(finding.read).replace("\n", " ")
-    return Text(text if len(text) <= MAX_CELL_CHARS else f"…{text[-MAX_CELL_CHARS + 1 :]}")
+    if len(text) > MAX_CELL_CHARS:  # of a path the end tells most
+        is_path = text.startswith("/")
+        text = f"…{text[-MAX_CELL_CHARS + 1 :]}" if is_path else f"{text[: MAX_CELL_CHARS - 1]}…"
+    return Text(text)
 
 
 def _lines(finding: Finding) -> Text:

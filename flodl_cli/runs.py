@@ -32,6 +32,24 @@ def complete_any(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
     return _items([*rundir.live_runs(), *rundir.all_runs()[:ENDED_SHOWN]], incomplete)
 
 
+def complete_ended(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The latest runs that have ended."""
+    live = {run.run_id for run in rundir.live_runs()}
+    return _items([run for run in rundir.all_runs()[:ENDED_SHOWN] if run.run_id not in live], incomplete)
+
+
+def complete_file(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell's own files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_host(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Hosts of live runs, from what their directories say."""
+    states = [run.read_json("state.json") or {} for run in rundir.live_runs()]
+    hosts = [each.get("host") for state in states for each in state.get("hosts") or [] if isinstance(each, dict)]
+    return [CompletionItem(host) for host in dict.fromkeys(map(str, hosts)) if host.startswith(incomplete)]
+
+
 ENDED_SHOWN = 10
 """A shell's menu of all runs of a year helps nobody."""
 

@@ -1,5 +1,6 @@
 """How a run ended, for a person: the first failure with its last lines, what followed from it, what was tolerated."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +15,13 @@ LAST_LINES: Final = 40
 MAX_TAIL_BYTES: Final = 1 << 18
 ECHO_BYTES: Final = 1 << 14
 """Of each other log; there may be a thousand."""
+
+PLAIN_HINT: Final = "a script that trains by itself, as under torchrun: fdl launch --plain"
+_NO_TRAINER: Final = "without flodl.Trainer.run(...)"
+_BY_ITSELF: Final = re.compile(
+    rf"{re.escape(_NO_TRAINER)}|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set"
+)
+"""How a script ends that never calls flodl, and what torch.distributed says where no torchrun has started it."""
 
 
 def describe_outcome(run: RunDir, outcome: Mapping[str, Any], state: Mapping[str, Any]) -> list[str]:
@@ -69,12 +77,14 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
     who, what = _who(failure, state), _what(failure)
     path = log_path(run, failure)
     printed = _shown_lines(path)
-    if failure.get("kind") == "head" and not failure.get("signal"):
+    if failure.get("kind") == "head" and not failure.get("signal") and _NO_TRAINER not in what:
         said_last = (line for line in reversed(printed) if line.strip() and not line[0].isspace())
         what = printable(next(said_last, what))  # the script's own words say more than its exit code
     if failure.get("kind") == KIND_EXIT and (raised := error_of(printed)):
         what = f"{what}: {printable(raised)}"
     lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
+    if _BY_ITSELF.search(what) and (run.read_json("run.json") or {}).get("plain") is None:
+        lines.append(f"  {PLAIN_HINT}")
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
     if said:
         lines += [
@@ -82,7 +92,7 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
             *(f"  | {line}" for line in said),
         ]
     lines += _echoes(run, path, printed)
-    if path.exists():
+    if printed:
         lines.append(f"full log: {path}")
     return lines
 

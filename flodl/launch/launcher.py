@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.core.actions import Outcome
 from flodl.core.ending import EXIT_INTERRUPTED
+from flodl.core.window import StartRule
 from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
 from flodl.launch import join_token, listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
 from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, SyncMode, describe, plan
-from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code
+from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code, port_remedy
 from flodl.launch.terminal import Terminal
 from flodl.launch.viewer import Detached, Viewer
 from flodl.runtime.ports import listen
@@ -102,6 +103,8 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     if options.detach:
         terminal.result(spec.run_id)
         terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
+        if spec.join.start is not StartRule.AUTO:
+            terminal.say(f"fdl: its start is held for: fdl start {spec.run_id}")
         return 0
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
     end = Viewer(started.run, started.info, terminal, started.process.poll).watch()
@@ -185,7 +188,7 @@ def start_controller(spec: RunSpec, tree: "Tree | None" = None) -> StartedRun:
         PreflightError: the port is taken or the state folder cannot be written; nothing is left then.
         FlodlError: the controller ended or was not ready in time.
     """
-    sockets = listen(spec.bind_host, spec.port)
+    sockets = listen(spec.bind_host, spec.port, port_remedy(spec.port))
     try:
         _, port = listening.dial_address(sockets[0])
         spec = dataclasses.replace(spec, port=port)

@@ -34,7 +34,11 @@ class Progress:
         parts += [f"loss {loss:.4g}"] if loss is not None else []
         rate = self._rate()
         if rate > 0:
-            parts += [f"{rate:.4g} samples/s", f"left {duration(max(epochs * per_epoch - done, 0) / rate)}"]
+            parts.append(f"{rate:.4g} samples/s")
+        if (
+            rate > 0 and phase == "training" and not state.get("message")
+        ):  # a run that stops does not train what is left
+            parts.append(f"left {duration(max(epochs * per_epoch - done, 0) / rate)}")
         return "  ".join(parts)
 
     def _rate(self) -> float:

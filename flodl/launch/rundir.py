@@ -31,6 +31,7 @@ from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch import private_files
 from flodl.launch.document import DocumentFault, dump, load
+from flodl.runtime.ports import PORT_REMEDY
 
 CONTROLLER_START_S: Final = 30.0
 """From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
@@ -292,6 +293,15 @@ def live_runs() -> list[RunDir]:
     What ended long ago is told by the age of its outcome, at the cost of one look at the directory each.
     """
     return _living(all_runs())
+
+
+def port_remedy(port: int) -> str:
+    """What to do where ``port`` is taken: most often one's own run has it."""
+    for run in live_runs() if port else ():
+        info = run.controller()
+        if info is not None and info.port == port:
+            return f"run {run.run_id} ({run_name(run)}) is live: fdl stop {run.run_id}"
+    return PORT_REMEDY
 
 
 def run_name(run: RunDir) -> str:

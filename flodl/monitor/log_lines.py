@@ -1,4 +1,4 @@
-"""From arrivals to lines, for one reader of a ``LogStore``.
+"""From arrivals to lines, for one reader of a ``LogStore``, or of what one left behind.
 
 Characters and lines that were split between arrivals come out whole, wherever the reader starts. A progress bar's
 carriage returns become at most one line a second and, in the end, the bar as it stood. A cursor is opaque to who
@@ -10,10 +10,10 @@ import asyncio
 import codecs
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from flodl.ids import RankId
-from flodl.monitor.log_store import Arrival, LogStore
+from flodl.monitor.log_store import Arrival
 
 MAX_LINE_BYTES: Final = 64 * 1024
 """A longer line is cut there, with a mark; the raw file keeps all of it."""
@@ -32,6 +32,20 @@ _TOLD_BITS: Final = 17
 Wants = Callable[[RankId, str], bool]
 
 
+class Logs(Protocol):
+    """What a reader needs of ``LogStore`` or ``StoredLogs``."""
+
+    @property
+    def count(self) -> int:
+        """Arrivals so far."""
+
+    def arrivals(self, start: int, stop: int) -> Iterator[Arrival]:
+        """The arrivals ``start`` to ``stop``, as far as there are."""
+
+    def read(self, rank: RankId, stream: str, offset: int, size: int) -> bytes:
+        """Bytes of one stream's file."""
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """One line of output. ``cursor`` continues behind it; ``ts_ms`` is the controller's wall clock at its arrival."""
@@ -46,7 +60,7 @@ class LogLine:
 class LineReader:
     """See the module docstring."""
 
-    def __init__(self, store: LogStore, cursor: int, wants: Wants, skip: int = 0) -> None:
+    def __init__(self, store: Logs, cursor: int, wants: Wants, skip: int = 0) -> None:
         """Starts behind ``cursor`` (0: at the beginning; ``cursor_at``: at an arrival) and leaves out the first
         ``skip`` lines; ``wants(rank, stream)`` chooses.
         """
@@ -123,7 +137,7 @@ def cursor_at(arrival: int) -> int:
     return arrival << _TOLD_BITS
 
 
-async def tail_reader(store: LogStore, wants: Wants, lines: int, first: int, with_rest: bool) -> LineReader:
+async def tail_reader(store: Logs, wants: Wants, lines: int, first: int, with_rest: bool) -> LineReader:
     """A reader that starts exactly ``lines`` lines before the present end, but not before arrival ``first``.
 
     ``with_rest`` counts unfinished lines too. It looks back ever further, in small pieces between which others run.

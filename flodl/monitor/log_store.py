@@ -13,6 +13,7 @@ import contextlib
 import logging
 import os
 import time
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,9 @@ STREAMS: Final = ("stdout", "stderr")
 ARRIVAL_BYTES: Final = 64 * 1024
 """A longer piece becomes several arrivals, so that a reader can stop in between."""
 
-_RECORD: Final = Struct(">QiBQI")
+RECORD: Final = Struct(">QiBQI")
+"""One arrival in the index: when, whose, which stream, from where, how much."""
+
 _FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _log = logging.getLogger(__name__)
 
@@ -131,8 +134,8 @@ class LogStore:
         """The arrivals ``start`` to ``stop``, as far as there are."""
         if self._index_fd is None:
             return
-        count, size = min(stop, self._count) - start, _RECORD.size
-        for ts_ms, rank, stream, offset, length in _RECORD.iter_unpack(
+        count, size = min(stop, self._count) - start, RECORD.size
+        for ts_ms, rank, stream, offset, length in RECORD.iter_unpack(
             os.pread(self._index_fd, max(0, count) * size, start * size)
         ):
             yield Arrival(ts_ms, rank, STREAMS[stream], offset, length)
@@ -144,22 +147,14 @@ class LogStore:
 
     def first_since(self, ts_ms: int) -> int:
         """The number of the first arrival not before ``ts_ms``."""
-        low, high = 0, self._count
-        while low < high:
-            middle = (low + high) // 2
-            if next(self.arrivals(middle, middle + 1)).ts_ms < ts_ms:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(range(self._count), ts_ms, key=lambda at: next(self.arrivals(at, at + 1)).ts_ms)
 
     def _output(self, rank: RankId, stream: str) -> _Output:
         output = self._outputs.get((rank, stream))
         if output is None:
             if self._index_fd is None:
                 self._index_fd = os.open(self._folder / "index", _FLAGS, 0o600)
-            name = "head" if rank == HEAD else f"rank{rank}"
-            output = _Output(os.open(self._folder / f"{name}.{stream}.log", _FLAGS, 0o600))
+            output = _Output(os.open(self._folder / log_name(rank, stream), _FLAGS, 0o600))
             self._outputs[rank, stream] = output
         return output
 
@@ -167,10 +162,10 @@ class LogStore:
         assert self._index_fd is not None, "opened with the first output"
         kept = _loss_mark(output) + data if output.lost else data
         self._last_ms = max(self._last_ms, int(time.time() * 1e3))  # the wall clock may step back, the order may not
-        record = _RECORD.pack(self._last_ms, rank, STREAMS.index(stream), output.size, len(kept))
+        record = RECORD.pack(self._last_ms, rank, STREAMS.index(stream), output.size, len(kept))
         try:
             _write_at(output.fd, kept, output.size)
-            _write_at(self._index_fd, record, self._count * _RECORD.size)
+            _write_at(self._index_fd, record, self._count * RECORD.size)
         except OSError as error:
             output.lost += len(data)
             self._warn(error)
@@ -190,6 +185,11 @@ class LogStore:
         """Wake everyone who waits now; who waits later waits for another bell."""
         self._news.set()
         self._news = asyncio.Event()
+
+
+def log_name(rank: RankId, stream: str) -> str:
+    """The name of one stream's file."""
+    return f"{'head' if rank == HEAD else f'rank{rank}'}.{stream}.log"
 
 
 def _loss_mark(output: _Output) -> bytes:

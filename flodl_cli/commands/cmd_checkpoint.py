@@ -12,6 +12,7 @@ import click
 from flodl.checkpoint.export import export
 from flodl.checkpoint.reader import find, look, opened
 from flodl.checkpoint.show import describe
+from flodl_cli.runs import complete_file
 
 AGES: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 SIZES: Final = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
@@ -23,7 +24,7 @@ def command() -> None:
 
 
 @command.command("show")
-@click.argument("path")
+@click.argument("path", shell_complete=complete_file)
 @click.option("--json", "as_json", is_flag=True, help="One document.")
 def show_command(path: str, as_json: bool) -> int:
     """Print what is in the checkpoint PATH, such as ckpts/run43; reads no tensor."""
@@ -39,7 +40,7 @@ def show_command(path: str, as_json: bool) -> int:
 
 
 @command.command("verify")
-@click.argument("path")
+@click.argument("path", shell_complete=complete_file)
 def verify_command(path: str) -> int:
     """Read every byte of the checkpoint PATH; exit 0 when all are as they were written, 6 when not."""
     bundle = find(path)
@@ -51,7 +52,7 @@ def verify_command(path: str) -> int:
 
 
 @command.command("export")
-@click.argument("path")
+@click.argument("path", shell_complete=complete_file)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @click.option("-f", "--force", is_flag=True, help="Replace FILE.")
 def export_command(path: str, file: Path | None, force: bool) -> int:

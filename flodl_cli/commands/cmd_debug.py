@@ -50,7 +50,7 @@ def bundle_command(run: str | None, output: Path | None, lines: int) -> int:
     target = output or Path(f"fdl-debug-{chosen.run_id}.tar.gz")
     click.echo("fdl: looking at the run's hosts", err=True)
     done = write_bundle(chosen, target, lines, {"probe.json": _probed(chosen)})
-    click.echo(f"{done.path}: {len(done.names)} files, {done.size_bytes:,} bytes")
+    click.echo(f"{done.path}: {len(done.names) + 1} files, {done.size_bytes:,} bytes")
     if done.left_out:
         click.echo(f"fdl: no room for {', '.join(done.left_out)}; -n takes fewer lines of each", err=True)
     click.echo("fdl: what the script printed is in it as it is; look through it before you share it", err=True)

@@ -9,7 +9,7 @@ import click
 from flodl.errors import DeadlineExceeded, PeerLost
 from flodl.launch.control import ControllerClient
 from flodl.launch.rundir import RunDir
-from flodl_cli.runs import complete_live, live_run
+from flodl_cli.runs import complete_host, complete_live, live_run
 
 LEAVE_S: Final = 900.0
 """Until the next commit, and the checkpoint that one of its ranks may be giving; then the ranks' own ends."""
@@ -18,7 +18,7 @@ POLL_S: Final = 0.2
 
 
 @click.command("drain", short_help="let a host leave")
-@click.argument("host")
+@click.argument("host", shell_complete=complete_host)
 @click.argument("run", required=False, shell_complete=complete_live)
 def command(host: str, run: str | None) -> int:
     """Let HOST leave a run that trains: at the next commit, when all that its ranks have trained is merged.

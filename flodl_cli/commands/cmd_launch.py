@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from flodl.launch.launcher import LaunchOptions, launch, start
 from flodl.launch.plan import PlainPlan
+from flodl_cli.runs import complete_ended
 
 if TYPE_CHECKING:
     from flodl.config.model import ClusterSpec
@@ -20,6 +22,15 @@ class _LaunchCommand(click.Command):
         own, script = split_script(self, args)
         ctx.meta["flodl.script"] = script
         return super().parse_args(ctx, own)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The script is cut off before click could complete it: a run after ``--resume``, else a file."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        script = ctx.meta.get("flodl.script")
+        if ctx.params.get("resume") and not script:
+            return complete_ended(ctx, self.params[0], incomplete)
+        return [CompletionItem(incomplete, type="file")]
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["[OPTIONS]", "SCRIPT [ARGS]...", "|", "--resume [RUN]"]

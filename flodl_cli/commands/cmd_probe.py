@@ -9,11 +9,13 @@ import click
 
 from flodl.launch.launcher import LaunchOptions, local_request
 from flodl.launch.plan import NO_SCRIPT, plan
+from flodl.launch.preflight import check_script
 from flodl_cli.commands.cmd_launch import cluster_of
+from flodl_cli.runs import complete_file
 
 
 @click.command("probe", short_help="check whether hosts are ready")
-@click.argument("script", required=False)
+@click.argument("script", required=False, shell_complete=complete_file)
 @click.option("--local", type=click.IntRange(1), metavar="N", help="N CPU ranks on this machine; no cluster file.")
 @click.option("-c", "--cluster", "cluster_file", type=click.Path(path_type=Path), help="The cluster file.")
 @click.option("--json", "as_json", is_flag=True, help="One document.")
@@ -21,11 +23,15 @@ def command(script: str | None, local: int | None, cluster_file: Path | None, as
     """Check this machine and every host of the cluster, all at once, without starting anything.
 
     Which machines: as in fdl launch. With SCRIPT, also whether each host has it and what it imports. Exit code 0 when
-    a run may start, warnings or not; 3 when something has to be put right first; 4 when a host cannot be reached.
+    a run may start, warnings or not; 2 when SCRIPT is not here; 3 when something has to be put right first; 4 when a
+    host cannot be reached.
     """
     if local is not None and cluster_file is not None:
         raise click.UsageError("--local and -c exclude each other.")
     spec = plan(cluster_of(local, cluster_file), local_request(LaunchOptions((script or NO_SCRIPT,))))
+
+    if script is not None:
+        check_script(spec)
 
     from flodl.launch.probe.finding import exit_code
     from flodl.launch.readiness import hosts_of, readiness

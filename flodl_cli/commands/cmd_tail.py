@@ -11,11 +11,11 @@ import click
 from flodl.errors import ConfigError, PeerLost
 from flodl.launch import rundir
 from flodl.launch.control import ControllerClient
-from flodl.launch.headline import last_lines
 from flodl.launch.progress import log_line
 from flodl.launch.rundir import RunDir
 from flodl.launch.snapshot import snapshot
-from flodl_cli.runs import complete_any
+from flodl_cli.ended_logs import Wants, ended_lines
+from flodl_cli.runs import complete_any, complete_host
 
 DEFAULT_LINES: Final = 20
 MAX_RANK: Final = 100_000
@@ -31,7 +31,7 @@ _SECONDS: Final = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 @click.option("-n", "--lines", type=click.IntRange(0), default=None, metavar="N", help="Start N lines before the end.")
 @click.option("--since", metavar="AGE", help="Start with what is younger: 90, 90s, 5m, 2h, 1d.")
 @click.option("--rank", "ranks", multiple=True, metavar="LIST", help="Only these: 0,2-5. May be repeated.")
-@click.option("--host", "hosts", multiple=True, help="Only this host. May be repeated.")
+@click.option("--host", "hosts", multiple=True, shell_complete=complete_host, help="Only this host. May be repeated.")
 @click.option("--stream", type=click.Choice(STREAMS), help="Only stdout or only stderr.")
 @click.option("--grep", metavar="REGEX", help="Only lines in which it is found.")
 @click.option("--prefix/--no-prefix", default=True, help="host:rank: or head: in front of each line.")
@@ -59,7 +59,12 @@ def command(
     if wanted is not None or hosts:
         _check_choice(snapshot(chosen), wanted, hosts)
     query = _query(follow, lines, since_s, wanted, hosts, stream)
-    for line in _lines(chosen, query, follow):
+
+    def wants(rank: int, host: str, stream_of: str) -> bool:
+        is_chosen = (wanted is None or rank in wanted) and (not hosts or host in hosts)
+        return is_chosen and (stream is None or stream_of == stream)
+
+    for line in _lines(chosen, query, wants, follow):
         text = str(line.get("text", ""))
         if not _fits(line, wanted, hosts, stream, since_s) or (pattern and not pattern.search(text)):
             continue
@@ -146,38 +151,16 @@ def _query(
     return query
 
 
-def _lines(run: RunDir, query: dict[str, str | int], follow: bool) -> Iterator[Mapping[str, Any]]:
+def _lines(run: RunDir, query: dict[str, str | int], wants: Wants, follow: bool) -> Iterator[Mapping[str, Any]]:
     info = run.controller()
     if info is None or not run.is_live():
-        yield from _from_files(run, int(query.get("tail", 1 << 30)))
+        yield from ended_lines(run, query, wants)
         return
     try:
         yield from ControllerClient.of(run, info).follow("/logs", query)
     except PeerLost:
         if run.is_live() or not follow:
             raise
-
-
-def _from_files(run: RunDir, count: int) -> Iterator[Mapping[str, Any]]:
-    """What the directory still holds, rank by rank: the order between ranks is gone with the controller."""
-    hosts = {
-        int(rank["rank"]): str(rank.get("host", ""))
-        for rank in (run.read_json("state.json") or {}).get("ranks", [])
-        if isinstance(rank, dict) and isinstance(rank.get("rank"), int)
-    }
-    for path in sorted(run.logs.glob("*.std???.log"), key=_natural):
-        name, stream, _ = path.name.rsplit(".", 2)
-        rank = int(name[4:]) if name.startswith("rank") and name[4:].isdigit() else -1
-        if rank < 0 and name != "head":
-            continue
-        host = hosts.get(rank, "") if rank >= 0 else ""
-        for text in last_lines(path, count) if count else []:
-            yield {"rank": rank, "host": host, "stream": stream, "text": text}
-
-
-def _natural(path: Any) -> tuple[int, str]:
-    digits = "".join(char for char in path.name if char.isdigit())
-    return (int(digits) if digits else -1, path.name)
 
 
 def _fits(

@@ -33,7 +33,7 @@ def look_here() -> list[Finding]:
 def try_port(spec: RunSpec) -> tuple[Finding, list[socket.socket]]:
     """Listen as the controller would: the sockets are the caller's, and hosts can be asked to dial them."""
     try:
-        sockets = listen(spec.bind_host, spec.port)
+        sockets = listen(spec.bind_host, spec.port, rundir.port_remedy(spec.port))
     except PreflightError as error:
         reason, _, remedy = str(error).partition("\n")
         return Finding("port", HERE, Level.ERROR, reason, "", remedy.strip()), []

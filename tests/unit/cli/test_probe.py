@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from flodl.errors import ConfigError
 from flodl.launch.probe.finding import CHECKS, Finding, Level, ok
 from flodl.launch.probe.survey import Survey
 from flodl_cli.main import cli
@@ -40,11 +41,19 @@ def test_this_machine_is_ready(tmp_path: Path) -> None:
 
 
 def test_document_has_every_finding_and_the_exit_code(tmp_path: Path) -> None:
-    result = fdl("probe", "--local", "1", "--json", "gone.py")
+    result = fdl("probe", "--local", "1", "--json")
     document = json.loads(result.output)
-    assert (result.return_value, document["exit_code"], document["hosts"]) == (3, 3, ["(here)", "localhost"])
-    assert errors(result) == {"script": f"script {tmp_path}/gone.py not found"}
+    assert (result.return_value, document["exit_code"], document["hosts"]) == (0, 0, ["(here)", "localhost"])
     assert set(document["findings"][0]) == {"check", "host", "level", "read", "expected", "remedy"}
+
+
+def test_a_script_that_is_not_here_is_told_as_launch_tells_it(tmp_path: Path) -> None:
+    told = []
+    for command in ("probe", "launch"):
+        refused = fdl(command, "--local", "1", "gone.py").exception
+        assert isinstance(refused, ConfigError)
+        told.append((str(refused), refused.exit_code))
+    assert told == [(f"script {tmp_path}/gone.py not found", 2)] * 2
 
 
 def test_module_of_a_package_is_no_file_to_look_for() -> None:
@@ -105,7 +114,12 @@ def test_of_two_findings_of_a_check_the_table_shows_the_one_that_is_wrong() -> N
     assert "ERROR" in report_text(found, ["a"], io.StringIO()).splitlines()[1]
 
 
-def test_long_values_are_cut_at_their_beginning() -> None:
+def test_long_values_are_cut_at_their_end() -> None:
+    text = report_text(survey(ok("stale runs", "a", "none, and long words about it")), ["(here)", "a"], io.StringIO())
+    assert text.splitlines()[1].endswith("  none, and long words ab…")
+
+
+def test_long_paths_are_cut_at_their_beginning() -> None:
     text = report_text(survey(ok("project", "a", "/x" * 40 + "/end")), ["(here)", "a"], io.StringIO())
     cell = text.splitlines()[1].split()[-1]
     assert (len(cell), cell[0], cell[-4:]) == (24, "…", "/end")

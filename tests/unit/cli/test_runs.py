@@ -138,3 +138,32 @@ def test_damaged_documents_stop_no_command(tmp_path: Path) -> None:
 def test_empty_word_is_refused(command: str) -> None:
     make("20260101-000000-aaaa", "only", live=True)
     assert "names no run" in str(fdl(command, "").exception)
+
+
+@pytest.mark.parametrize(
+    ("args", "incomplete", "offered"),
+    [
+        (["launch"], "ml", [("file", "ml")]),
+        (["launch", "train.py"], "da", [("file", "da")]),
+        (["launch", "--resume"], "", [("plain", "20260101-000000-aaaa"), ("plain", "old")]),
+        (["launch"], "--dry", [("plain", "--dry-run")]),
+        (["probe"], "ml", [("file", "ml")]),
+        (["checkpoint", "show"], "ck", [("file", "ck")]),
+        (["drain"], "node", [("plain", "node-a")]),
+        (["tail", "--host"], "", [("plain", "node-a"), ("plain", "b")]),
+    ],
+)
+def test_shell_completes_files_hosts_and_runs_to_resume(
+    args: list[str], incomplete: str, offered: list[tuple[str, str]]
+) -> None:
+    make("20260101-000000-aaaa", "old", '{"status": "completed", "exit_code": 0}')
+    make("20260102-000000-bbbb", "new", live=True).write("state.json", '{"hosts": [{"host": "node-a"}, {"host": "b"}]}')
+    found = ShellComplete(cli, {}, "fdl", "_FDL_COMPLETE").get_completions(args, incomplete)
+    assert [(each.type, each.value) for each in found] == offered
+
+
+def test_port_that_ones_own_run_has_is_given_back_by_its_end() -> None:
+    make("20260102-000000-bbbb", "new", live=True)
+    assert rundir.port_remedy(1) == "run 20260102-000000-bbbb (new) is live: fdl stop 20260102-000000-bbbb"
+    assert rundir.port_remedy(2).startswith("stop that process, or ")
+    assert rundir.port_remedy(0).startswith("stop that process, or ")

@@ -19,6 +19,7 @@ from flodl.launch.document import dump
 from flodl.launch.launcher import LaunchOptions, local_request
 from flodl.launch.plan import plan
 from flodl.launch.rundir import RunDir
+from flodl.monitor.log_store import LogStore
 from flodl_cli.commands.cmd_tail import parse_age, parse_ranks
 from flodl_cli.main import cli
 from flodl_cli.render import status_text
@@ -126,6 +127,7 @@ def test_bundle_of_a_damaged_run_is_made_all_the_same_and_says_what_cannot_be_pr
     assert result.stdout.startswith(f"{tmp_path / 'b.tar.gz'}: ")
     assert "look through it before you share it" in result.stderr
     with tarfile.open(tmp_path / "b.tar.gz") as archive:
+        assert f": {len(archive.getnames())} files, " in result.stdout
         probe = archive.extractfile(f"{ended.run_id}/probe.json")
         assert probe is not None
         assert json.loads(probe.read())["error"] == "RunSpec.schema: expected to be present"
@@ -275,8 +277,13 @@ def test_status_of_a_run_whose_controller_never_listened_is_no_start_that_lasts(
     assert fdl("status").output == f"run {ended.run_id} ()  starting\n"
 
 
-def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
-    lines = fdl("tail").output.splitlines()
+def test_tail_of_an_ended_run_without_index_reads_its_files_and_says_so(ended: RunDir) -> None:
+    result = fdl("tail", "--since", "5m")
+    assert result.stderr == (
+        f"fdl: {ended.logs / 'index'} is missing; without it one log follows the other, and -n counts in each; "
+        "--since is left out\n"
+    )
+    lines = result.stdout.splitlines()
     assert lines[0] == "head: from the head"
     assert lines[1:4] == ["node-a:0: one", "node-a:0: two", "node-a:0: three"]
     assert "node-a:1: bad \\xff\\xfe byte" in lines
@@ -296,7 +303,7 @@ def test_tail_of_an_ended_run_reads_its_directory(ended: RunDir) -> None:
     ],
 )
 def test_tail_selects(ended: RunDir, args: list[str], expected: list[str]) -> None:
-    assert fdl("tail", *args).output.splitlines() == expected
+    assert fdl("tail", *args).stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize(
@@ -310,17 +317,77 @@ def test_tail_of_what_the_run_does_not_have_says_what_there_is(ended: RunDir, ar
 
 def test_tail_of_a_run_without_ranks_may_choose_any(ended: RunDir) -> None:
     ended.write("state.json", json.dumps({**STATE, "phase": "waiting", "ranks": []}))
-    assert fdl("tail", "--rank", "7").output == ""
+    assert fdl("tail", "--rank", "7").stdout == ""
 
 
 def test_tail_gives_one_object_per_line_on_request(ended: RunDir) -> None:
-    lines = [json.loads(line) for line in fdl("tail", "--json", "--rank", "1").output.splitlines()]
+    lines = [json.loads(line) for line in fdl("tail", "--json", "--rank", "1").stdout.splitlines()]
     assert {line["stream"] for line in lines} == {"stderr"}
 
 
 @pytest.mark.parametrize(("text", "ranks"), [(("0,2-5",), {0, 2, 3, 4, 5}), (("1", "3"), {1, 3}), ((), None)])
 def test_rank_lists_are_read(text: tuple[str, ...], ranks: set[int] | None) -> None:
     assert parse_ranks(text) == ranks
+
+
+@pytest.fixture
+def ordered(ended: RunDir, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    """Two ranks that print in turns, a second apart."""
+    for path in ended.logs.glob("*.log"):
+        path.unlink()
+    store = LogStore(ended.logs)
+    offsets = dict.fromkeys((0, 1), 0)
+    for second, (rank, data) in enumerate([(0, b"a\n"), (1, b"b\n"), (0, b"c\nd"), (1, b"e\n"), (0, b"!\nhalf")]):
+        monkeypatch.setattr("flodl.monitor.log_store.time.time", lambda second=second: 1_700_000_000.0 + second)
+        store.append(rank, "stdout", offsets[rank], data)
+        offsets[rank] += len(data)
+    monkeypatch.undo()
+    monkeypatch.setenv("FDL_STATE_HOME", str(ended.path.parents[1]))
+    store.close()
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("args", "texts"),
+    [
+        ([], ["a", "b", "c", "e", "d!", "half"]),
+        (["-n", "3"], ["e", "d!", "half"]),
+        (["-n", "0"], []),
+        (["-n", "2", "--rank", "1"], ["b", "e"]),
+        (["--rank", "0", "--stream", "stderr"], []),
+    ],
+)
+def test_tail_of_an_ended_run_keeps_the_order_of_arrival(ordered: RunDir, args: list[str], texts: list[str]) -> None:
+    result = fdl("tail", "--no-prefix", *args)
+    assert (result.stdout.splitlines(), result.stderr) == (texts, "")
+
+
+def test_tail_of_an_ended_run_knows_when_each_line_came(ordered: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flodl_cli.commands.cmd_tail.time.time", lambda: 1_700_000_013.0)
+    lines = [json.loads(line) for line in fdl("tail", "--json", "--since", "10s").stdout.splitlines()]
+    assert [(line["ts"] - 1_700_000_000_000, line["host"], line["text"]) for line in lines] == [
+        (3000, "node-a", "e"),
+        (4000, "node-a", "d!"),
+        (4000, "node-a", "half"),
+    ]
+
+
+@pytest.mark.parametrize("damage", ["shorter", "garbage", "more in a log", "a log is gone"])
+def test_tail_with_a_damaged_index_falls_back_to_the_files(ordered: RunDir, damage: str) -> None:
+    index, log = ordered.logs / "index", ordered.logs / "rank1.stdout.log"
+    match damage:
+        case "shorter":
+            index.write_bytes(index.read_bytes()[:-7])
+        case "garbage":
+            index.write_bytes(b"\xff" * 100)
+        case "more in a log":
+            log.write_bytes(log.read_bytes() + b"f\n")
+        case _:
+            log.unlink()
+    result = fdl("tail", "--rank", "0", "--no-prefix")
+    assert result.stdout.splitlines() == ["a", "c", "d!", "half"]
+    assert "is " in result.stderr
+    assert "one log follows the other" in result.stderr
 
 
 @pytest.mark.parametrize("text", ["", "a", "5-2", "-1", "1-", "99999999999"])

@@ -48,6 +48,9 @@ def test_live_line_has_epoch_loss_rate_and_time_left() -> None:
     assert "loss 1.25" in line
     assert "15 samples/s" in line
     assert "left 3.3s" in line
+    stopping = {**state, "epoch": 1, "samples_merged": 50}
+    for change in ({"phase": "ending"}, {"message": "stopped by fdl stop"}):
+        assert "left" not in progress.line({**stopping, **change}, 21.0)
 
 
 def test_live_line_before_training_is_the_phase() -> None:
@@ -242,6 +245,31 @@ def test_headline_of_a_rank_that_exited_names_what_it_raised(run: RunDir, said: 
     failure = {**FAILURE, "kind": "exit", "error": "exited with code 1"}
     lines = describe_outcome(run, {"status": "failed", "message": "", "failure": failure}, {})
     assert lines[1] == f"first failure: rank 2 on node-b: exited with code 1{raised}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "said"),
+    [
+        ("head", "the script ended in the head without flodl.Trainer.run(...).join()", "a warning\n"),
+        (
+            "exception",
+            "ValueError: using env:// rendezvous: environment variable RANK expected, but not set",
+            "",
+        ),
+    ],
+)
+def test_headline_of_a_script_that_trains_by_itself_names_the_way(
+    run: RunDir, kind: str, error: str, said: str
+) -> None:
+    name = "head" if kind == "head" else "rank0"
+    (run.logs / f"{name}.stderr.log").write_text(said)
+    failure = {"kind": kind, "rank": -1 if kind == "head" else 0, "host": "", "error": error}
+    told = describe_outcome(run, {"status": "failed", "failure": failure}, {})
+    assert told[1].endswith(error)
+    assert told[2] == "  a script that trains by itself, as under torchrun: fdl launch --plain"
+    assert any(each.startswith("full log: ") for each in told) == bool(said)
+    run.write("run.json", '{"plain": {"max_restarts": 0}}')
+    assert not any("--plain" in each for each in describe_outcome(run, {"failure": failure}, {}))
 
 
 def test_headline_without_a_log_shows_the_traceback(run: RunDir) -> None:

@@ -175,7 +175,7 @@ def test_module_as_script_and_no_script_are_not_looked_for() -> None:
 # ----------------------------------------------------------------------------------------------------------- stale runs
 def test_processes_without_their_daemon_are_stale_and_a_live_run_is_not() -> None:
     live, left = RunSeen("20260101-a", (10, 11), True), RunSeen("20260101-b", (12, 13), False)
-    assert of(judged(runs=(live,)), "stale runs").read == "none; live: 20260101-a"
+    assert of(judged(runs=(live,)), "stale runs").read == "none; 1 live"
     finding = of(judged(runs=(live, left)), "stale runs")
     assert finding.level is WARN
     assert "20260101-b (pid 12 13)" in finding.read
