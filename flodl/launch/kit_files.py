@@ -203,7 +203,7 @@ def _load_key(path: Path) -> "Ed25519PrivateKey":
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
     if path.lstat().st_mode & 0o077:
-        raise ConfigError(f"{path}: readable by others; run: chmod 600 on it")
+        raise ConfigError(f"{path}: readable by others; run: chmod 600 {path}")
     try:
         key = load_ssh_private_key(_read(path), None)
     except (ValueError, TypeError, UnsupportedAlgorithm):

@@ -175,9 +175,8 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}; the token cannot be read") from None
     finally:
         os.close(descriptor)
-    mode &= 0o037 if is_credential else 0o077
-    if mode:
-        raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
+    if mode & (0o037 if is_credential else 0o077):
+        raise ConfigError(f"{path}: readable by others (mode {stat.S_IMODE(mode):03o}); run: chmod 600 {path}")
     try:
         token = bytes.fromhex(text.decode("ascii"))
     except ValueError:
