@@ -191,7 +191,7 @@ def _key(path: Path, regenerate: bool, dry_run: bool) -> tuple[_Step, str]:
     is_there = _is_there(path)
     if is_there and not regenerate:
         if path.stat().st_mode & 0o077:
-            raise ConfigError(f"{path}: readable by others; run: chmod 600 on it")
+            raise ConfigError(f"{path}: readable by others; run: chmod 600 {path}")
         if _is_piece_of_key(path):
             raise ConfigError(f"{path}: not a whole key; --regen makes a new one, and a new join token")
         return _Step("kept", path), _public_key(_load_key(path))

@@ -207,9 +207,8 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
         raise ConfigError(f"{path}: {error.strerror}; the token cannot be read") from None
     finally:
         os.close(descriptor)
-    mode &= 0o037 if is_credential else 0o077
-    if mode:
-        raise ConfigError(f"{path}: readable by others (mode {mode:03o}); run: chmod 600 on it")
+    if mode & (0o037 if is_credential else 0o077):
+        raise ConfigError(f"{path}: readable by others (mode {stat.S_IMODE(mode):03o}); run: chmod 600 {path}")
     if _TOKEN_TEXT.fullmatch(text) is None:
         raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits and nothing else)")
     return bytes.fromhex(text.decode("ascii"))

@@ -20,6 +20,8 @@ import psutil
 START_S: Final = 30.0
 CALL_S: Final = 300.0
 INIT: Final = "/lib/systemd/systemd"
+PROJECT: Final = Path(__file__).resolve().parents[2]
+"""May lie in /tmp, which is a new one inside."""
 TOOLS: Final = ("unshare", "nsenter", "mount", "systemctl", "systemd-analyze")
 
 _BOOT: Final = """\
@@ -28,7 +30,11 @@ mount --make-rprivate /
 mount -t tmpfs tmpfs /run
 mkdir -p /run/systemd/system /run/etc/own /run/etc/work
 mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc/own,workdir=/run/etc/work /etc
+exec 9<{project}
 for folder in /tmp /var/tmp /var/log /var/lib/systemd; do mount -t tmpfs tmpfs $folder; done
+mkdir -p {project}
+[ -e {project}/pyproject.toml ] || mount --bind /proc/self/fd/9 {project}
+exec 9<&-
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 for unit in systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket \\
     systemd-udev-trigger.service systemd-tmpfiles-setup.service systemd-tmpfiles-setup-dev.service \\
@@ -84,7 +90,7 @@ class Systemd:
         namespaces = ["--fork", "--pid", "--mount", "--mount-proc", "--uts", "--ipc", "--cgroup", "--kill-child"]
         with self._log_path.open("wb") as log:
             self._outer = subprocess.Popen(
-                ["unshare", *namespaces, "bash", "-c", _BOOT.format(init=INIT)],
+                ["unshare", *namespaces, "bash", "-c", _BOOT.format(init=INIT, project=PROJECT)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -143,5 +143,5 @@ def test_systemd_may_show_the_services_user_as_a_group(
     if is_read:
         assert rundir.read_token_file(path, is_credential=is_credential) == SECRET
     else:
-        with pytest.raises(ConfigError, match="readable by others"):
+        with pytest.raises(ConfigError, match=rf"readable by others \(mode {mode:o}\); run: chmod 600 {path}$"):
             rundir.read_token_file(path, is_credential=is_credential)
