@@ -1,5 +1,6 @@
 """The managed daemon on loopback, as ``fdl daemon run``: one run after another, and every way in which it stops."""
 
+import asyncio
 import os
 import secrets
 import signal
@@ -7,14 +8,22 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from flodl.checkpoint.reader import find
+from flodl.config.tls import TlsMode
 from flodl.core.position import SaveReason
 from flodl.launch import rundir
-from flodl.wire.handshake import derive_join_secret
+from flodl.messages import Declined
+from flodl.runtime.certificate import security_of
+from flodl.runtime.clock import MonotonicClock
+from flodl.runtime.mux import Handlers, PortMux, Run
+from flodl.runtime.ports import listen
+from flodl.runtime.streams import FramedStream
+from flodl.wire.handshake import Peer, derive_join_secret
 from tests.runs import BIN, DDP, END_S, START_S, Fdl, Launched
 
 pytestmark = pytest.mark.timeout(240)
@@ -141,6 +150,49 @@ def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controlle
 
     daemon.process.send_signal(signal.SIGTERM)
     assert daemon.wait() == 0
+
+
+async def be_a_controller(port: int, join_token: bytes) -> None:
+    """Listen like a run that takes walk-ins, until one has been turned down: told so, or refused for its token."""
+    met = asyncio.Event()
+
+    async def decline(_: Peer, stream: FramedStream) -> None:
+        async with stream:
+            await stream.receive()
+            stream.send(Declined("not now", is_early=False))
+            await stream.close()
+        met.set()
+
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("only a question comes here")
+
+    handlers = Handlers(decline, refuse, refuse, refuse, lambda *_: met.set())
+    sockets = listen("127.0.0.1", port)
+    run = Run("run-1", secrets.token_bytes(32), join_token)
+    security = security_of(TlsMode.ON, ["127.0.0.1"])
+    serving = asyncio.create_task(PortMux(sockets, run, handlers, MonotonicClock(), security).serve())
+    try:
+        async with asyncio.timeout(START_S):
+            await met.wait()
+    finally:
+        serving.cancel()
+        await asyncio.wait([serving])
+        for sock in sockets:
+            sock.close()
+
+
+def test_daemon_that_was_let_in_once_waits_out_somebody_elses_controller(lab: Lab) -> None:
+    daemon = lab.daemon()
+
+    asyncio.run(be_a_controller(lab.port, JOIN_TOKEN))
+    daemon.wait_for_text("not now")
+    asyncio.run(be_a_controller(lab.port, secrets.token_bytes(32)))
+    daemon.wait_for_text("or this is another user's run")
+    asyncio.run(be_a_controller(lab.port, JOIN_TOKEN))
+    daemon.wait_for_text("not now", times=2)
+
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0, daemon.said
 
 
 @pytest.mark.long
