@@ -17,11 +17,13 @@ from flodl.checkpoint.reader import find
 from flodl.config.tls import TlsMode
 from flodl.core.position import SaveReason
 from flodl.launch import rundir
+from flodl.messages import Declined
 from flodl.runtime.certificate import security_of
 from flodl.runtime.clock import MonotonicClock
 from flodl.runtime.mux import Handlers, PortMux, Run
 from flodl.runtime.ports import listen
-from flodl.wire.handshake import derive_join_secret
+from flodl.runtime.streams import FramedStream
+from flodl.wire.handshake import Peer, derive_join_secret
 from tests.runs import BIN, DDP, END_S, START_S, Fdl, Launched
 
 pytestmark = pytest.mark.timeout(240)
@@ -138,8 +140,6 @@ def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controlle
     lost.wait()
     daemon.wait_until_alone()
     daemon.wait_for_text("waiting for a controller", times=2)
-    asyncio.run(be_somebody_elses_controller(lab.port))
-    daemon.wait_for_text("or this is another user's run")
 
     run = lab.launch(MANAGED, epochs=1)
     assert run.wait() == 0, run.story() + daemon.said
@@ -152,18 +152,25 @@ def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controlle
     assert daemon.wait() == 0
 
 
-async def refuse(*_: Any) -> None:
-    raise AssertionError("nobody is let in")
-
-
-async def be_somebody_elses_controller(port: int) -> None:
-    """Listen as another user's run would, until a peer has taken us for the wrong one."""
+async def be_a_controller(port: int, join_token: bytes) -> None:
+    """Listen like a run that takes walk-ins, until one has been turned down: told so, or refused for its token."""
     met = asyncio.Event()
-    handlers = Handlers(refuse, refuse, refuse, refuse, lambda _, reason: met.set())
-    security = security_of(TlsMode.ON, ["127.0.0.1"])
+
+    async def decline(_: Peer, stream: FramedStream) -> None:
+        async with stream:
+            await stream.receive()
+            stream.send(Declined("not now", is_early=False))
+            await stream.close()
+        met.set()
+
+    async def refuse(*_: Any) -> None:
+        raise AssertionError("only a question comes here")
+
+    handlers = Handlers(decline, refuse, refuse, refuse, lambda *_: met.set())
     sockets = listen("127.0.0.1", port)
-    theirs = Run("theirs", secrets.token_bytes(32), secrets.token_bytes(32))
-    serving = asyncio.create_task(PortMux(sockets, theirs, handlers, MonotonicClock(), security).serve())
+    run = Run("run-1", secrets.token_bytes(32), join_token)
+    security = security_of(TlsMode.ON, ["127.0.0.1"])
+    serving = asyncio.create_task(PortMux(sockets, run, handlers, MonotonicClock(), security).serve())
     try:
         async with asyncio.timeout(START_S):
             await met.wait()
@@ -172,6 +179,20 @@ async def be_somebody_elses_controller(port: int) -> None:
         await asyncio.wait([serving])
         for sock in sockets:
             sock.close()
+
+
+def test_daemon_that_was_let_in_once_waits_out_somebody_elses_controller(lab: Lab) -> None:
+    daemon = lab.daemon()
+
+    asyncio.run(be_a_controller(lab.port, JOIN_TOKEN))
+    daemon.wait_for_text("not now")
+    asyncio.run(be_a_controller(lab.port, secrets.token_bytes(32)))
+    daemon.wait_for_text("or this is another user's run")
+    asyncio.run(be_a_controller(lab.port, JOIN_TOKEN))
+    daemon.wait_for_text("not now", times=2)
+
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.wait() == 0, daemon.said
 
 
 @pytest.mark.long
