@@ -11,7 +11,7 @@ from functools import partial
 
 from flodl.errors import ConfigError, HostUnreachable
 from flodl.launch import preflight, rundir
-from flodl.launch.ignore import OWN_FILE
+from flodl.launch.ignore import GIT_FILE, OWN_FILE
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
 from flodl.launch.sync.project import Brought, Project, Telling
 from flodl.launch.terminal import Terminal
@@ -25,13 +25,14 @@ def take_stock(spec: RunSpec, terminal: Terminal) -> Project | None:
 
     Raises:
         ConfigError: it is more than ``sync.limit_gb`` allows, a link in it leads out of the project, something in it
-            cannot be read, or a pattern is none.
+            cannot be read, a pattern is none, or the script is not copied.
     """
     if spec.sync.mode is SyncMode.OFF or not _remote(spec):
         return None
     folder = spec.project or spec.cwd
     listing = scan(folder, spec.sync.exclude, [str(rundir.state_home()), *_own_output()])
     _check(folder, listing, spec.sync.limit_gb)
+    _check_script(folder, listing, spec)
     project = Project(folder, read(folder, listing.tree), spec.sync.mode)
     terminal.say(f"fdl: sync: {folder}: {project.tree}")
     if listing.skipped:
@@ -70,6 +71,20 @@ def _check(folder: str, listing: Listing, limit_gb: float) -> None:
         raise ConfigError(
             f"links in {folder} lead out of it: {first_few(listing.strays)}; hosts would not have what they point to: "
             f"make each a relative link to something inside, or name it in {OWN_FILE}"
+        )
+
+
+def _check_script(folder: str, listing: Listing, spec: RunSpec) -> None:
+    """A script that lies in the project has to travel with it."""
+    script = os.path.join(spec.cwd, spec.script[0])
+    path = os.path.relpath(script, folder)
+    if spec.script[0] == "-m" or not os.path.isfile(script) or path.startswith(os.pardir):
+        return
+    beyond_links = os.path.relpath(os.path.realpath(script), os.path.realpath(folder))
+    if all(entry.path not in (path, beyond_links) for entry in listing.tree.entries):
+        raise ConfigError(
+            f"script {path} stays behind: a {GIT_FILE}, {OWN_FILE} or sync.exclude names it or its folder; take it out "
+            f"there, or put !/{path} into {OWN_FILE}"
         )
 
 

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,6 +108,27 @@ def test_links_that_lead_out_are_refused_by_name(folder: Path) -> None:
     (folder / "out").symlink_to("/etc")
     with pytest.raises(ConfigError, match=r"lead out of it: out -> /etc; hosts would not have"):
         stock(spec(folder))
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".fdlignore"])
+def test_script_that_would_stay_behind_is_refused(folder: Path, name: str) -> None:
+    (folder / name).write_text("*.py\n")
+    if name == ".gitignore":
+        (folder / ".git").mkdir()
+    with pytest.raises(ConfigError, match=r"script train\.py stays behind"):
+        stock(spec(folder))
+    (folder / ".fdlignore").write_text("*.py\n!/train.py\n")
+    project, _ = stock(spec(folder))
+    assert project is not None
+    assert "train.py" in [entry.path for entry in project.tree.entries]
+
+
+def test_script_behind_a_link_within_the_project_travels(folder: Path) -> None:
+    (folder / "lib").mkdir()
+    (folder / "train.py").rename(folder / "lib" / "train.py")
+    (folder / "src").symlink_to("lib")
+    project, _ = stock(replace(spec(folder), script=("src/train.py",)))
+    assert project is not None
 
 
 def test_hosts_that_cannot_be_reached_end_the_launch_and_all_are_named(folder: Path) -> None:
