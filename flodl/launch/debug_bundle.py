@@ -236,6 +236,8 @@ def _versions() -> dict[str, Any]:
 
 def _tail(path: Path, name: str, lines: int, blot: Blot) -> Iterator[tuple[str, bytes]]:
     """Secrets are blotted out before anything is cut, or half of one might be left."""
+    if not path.is_file():  # a pipe would be waited for
+        return
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LOG_BYTES - MARGIN_BYTES))

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import os
 import stat
 import tarfile
 from pathlib import Path
@@ -119,6 +120,11 @@ def test_private_key_in_a_log_is_blotted_out_even_when_its_end_is_missing(run: R
     found = contents(write_bundle(run, tmp_path / "b.tar.gz", 100).path)
     assert found["logs/rank0.stdout.log"] == b"a\n<redacted>\nz\n"
     assert b"b3Blbn" not in found["logs/rank1.stdout.log"]
+
+
+def test_pipe_among_the_logs_is_left_out(run: RunDir, tmp_path: Path) -> None:
+    os.mkfifo(run.logs / "rank7.stderr.log")
+    assert "logs/rank7.stderr.log" not in contents(write_bundle(run, tmp_path / "b.tar.gz", 10).path)
 
 
 def test_existing_file_is_not_replaced_and_a_folder_that_is_not_there_is_named(run: RunDir, tmp_path: Path) -> None:
