@@ -61,11 +61,11 @@ class HostLog:
         self._tail = b""
 
     def write(self, data: bytes) -> None:
-        """Append ``data``; a disk that cannot take it does not stop a run."""
+        """Append ``data``, even if it is empty: messages name the file. A disk that cannot take it stops no run."""
         self._tail = (self._tail + data)[-TAIL_BYTES:]
         piece = data[: self._left_bytes]
         self._left_bytes -= len(piece)
-        if not piece:
+        if data and not piece:
             return
         try:
             descriptor = os.dup(2) if self._path is None else os.open(self._path, _APPEND, 0o600)
