@@ -54,7 +54,7 @@ coverage: $(READY)
 	COVERAGE_FILE=build/coverage/own $(BIN)/python -m pytest -q -n 2 $(OWN_TESTS) --cov --cov-report=term-missing
 
 # Alone on the machine, one after another: these start processes and measure time. The summary ends the output.
-tests: $(LOOPS)
+tests: $(READY)
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(OWN_TESTS))
 
 verify: $(LOOPS)

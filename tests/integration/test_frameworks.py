@@ -20,6 +20,7 @@ MISSING: Final = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)} (pip install '.[frameworks]')")
 def test_loops_of_frameworks_train_over_two_ranks(fdl: Fdl) -> None:
     options = ("--stop-timeout", 5, "--local", 2, "--plain")

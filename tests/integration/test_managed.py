@@ -130,6 +130,7 @@ def lab(fdl: Fdl) -> Iterator[Lab]:
     made.down()
 
 
+@pytest.mark.long
 def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controller(lab: Lab) -> None:
     daemon = lab.daemon()
     daemon.wait_for_text("waiting for a controller")

@@ -56,6 +56,7 @@ def status(fdl: Fdl) -> dict[str, Any]:
     return dict(json.loads(fdl.call("status", "--json").stdout))
 
 
+@pytest.mark.long
 def test_held_window_without_a_roster_starts_with_those_who_came_when_a_person_says_so(
     fdl: Fdl, tmp_path: Path, log: Path
 ) -> None:

@@ -29,6 +29,7 @@ def found(run: Launched, rank: int) -> list[dict[str, str]]:
     return [json.loads(text) for text in re.findall(r"environment (\{.*\})", run.log(f"rank{rank}.stdout.log"))]
 
 
+@pytest.mark.long
 def test_unequal_hosts_train_together(fdl: Fdl, hosts: Lab, cluster: Path) -> None:
     run = plain(fdl, cluster)
 
