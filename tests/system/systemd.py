@@ -33,7 +33,7 @@ mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc/own,workdir=/run/etc
 exec 9<{project}
 for folder in /tmp /var/tmp /var/log /var/lib/systemd; do mount -t tmpfs tmpfs $folder; done
 mkdir -p {project}
-[ -e {project}/pyproject.toml ] || mount --bind /proc/self/fd/9 {project}
+[ -e {project}/pyproject.toml ] || mount -c --bind /proc/self/fd/9 {project}
 exec 9<&-
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 for unit in systemd-udevd.service systemd-udevd-control.socket systemd-udevd-kernel.socket \\
