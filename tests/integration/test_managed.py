@@ -278,6 +278,7 @@ def test_second_signal_ends_a_host_at_once_and_nothing_is_left(lab: Lab) -> None
     run.wait(END_S)
 
 
+@pytest.mark.long
 def test_what_no_waiting_cures_ends_the_daemon_with_2(lab: Lab) -> None:
     run = lab.launch(MANAGED)  # it waits for its host
     run.wait_for_event("host_awaited")

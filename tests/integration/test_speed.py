@@ -21,7 +21,8 @@ def test_help_does_without_torch(fdl: Fdl) -> None:
     assert "launch" in done.stdout
 
 
-@pytest.mark.parametrize("mode", ["cpu_cadence", pytest.param("nccl_cadence", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["cpu_cadence", "nccl_cadence"])
 def test_slow_rank_does_a_third_of_the_batches_and_holds_nobody_up(mode: str) -> None:
     figures = measure(mode, batches=200, epochs=3)
 

@@ -46,6 +46,7 @@ def at_port(hosts: Lab, host: Host, port: int, **changes: object) -> dict[str, o
     return hosts.worker(host, 1, ssh=ssh, **changes)
 
 
+@pytest.mark.long
 def test_noise_bare_path_and_a_slow_login_are_no_obstacle(fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path) -> None:
     wrapper = tmp_path / "wrapper"
     wrapper.write_text(NOISY_SHELL)
