@@ -53,9 +53,11 @@ coverage: $(READY)
 	@mkdir -p build/coverage
 	COVERAGE_FILE=build/coverage/own $(BIN)/python -m pytest -q -n 2 $(OWN_TESTS) --cov --cov-report=term-missing
 
-# Alone on the machine, one after another: these start processes and measure time. The summary ends the output.
+# The other unit tests first, two at a time. Then, alone on the machine and one after another, those that start processes
+# and measure time; their summary ends the output.
 tests: $(READY)
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(OWN_TESTS))
+	$(BIN)/python -m pytest -q -n 2 tests/unit $(addprefix --ignore=,$(OWN_TESTS))
+	$(BIN)/python -m pytest tests/integration tests/system
 
 verify: $(LOOPS)
 	$(BIN)/python benchmarks/verify.py

@@ -7,8 +7,9 @@ import secrets
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,7 @@ def test_no_secret_stands_in_argv_environments_logs_state_events_or_bundle_on_an
     run.wait_until_clean()
 
 
-def test_search_finds_what_is_planted(fdl: Fdl, hosts: Lab, tmp_path: Path) -> None:
+def test_search_finds_what_is_planted(fdl: Fdl, hosts: Lab, tmp_path: Path, wait_until: Callable[..., Any]) -> None:
     """The search above could be blind."""
     token = bytes(range(32))
     known = {"token": forms_of(token)}
@@ -137,6 +138,9 @@ def test_search_finds_what_is_planted(fdl: Fdl, hosts: Lab, tmp_path: Path) -> N
             stdout=file,
         ) as process,
     ):
+        proc = Path(f"/proc/{process.pid}")  # has neither for a moment, while ip becomes Python
+        python = sys.executable.encode()
+        wait_until(lambda: read(proc / "cmdline").startswith(python) and read(proc / "environ"), 10, "Python")
         seen = [where for where, data in argv_and_environments() if holders(known, data, where)]
         assert {f"/proc/{process.pid}/cmdline", f"/proc/{process.pid}/environ"} <= set(seen)
         assert any(holders(known, data, where) for where, data in open_files([process.pid]))
