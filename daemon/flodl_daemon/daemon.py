@@ -359,6 +359,7 @@ class Daemon:
                 data = spool.read_from(offset, LOG_PIECE_BYTES)
                 self._stream.send(LogChunk(rank, name, start + offset, data))
                 offset += len(data)
+                spool.forget(offset)
                 await asyncio.sleep(0)
         except OSError as error:
             _log.error("output is lost: rank=%d stream=%s offset=%d error=%s", rank, name, offset, error)

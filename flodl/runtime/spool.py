@@ -1,9 +1,9 @@
 """Log spools: what a rank prints goes from its pipe to a file at once, byte for byte, and is shipped from there.
 
 A slow or absent controller therefore never blocks a rank, and memory holds no more than one read. Offsets count from
-the stream's first byte and are offsets in the file, so that shipping can resume anywhere and repeats are recognised.
-When the disk takes nothing (full, quota, error) the rank is not blocked either: its bytes are dropped, and a line in
-the log says how many as soon as the disk takes one again.
+the stream's first byte, so that repeats are recognised. What has been shipped is let go of.
+When the disk takes nothing (full, quota, error), or too much waits already, the rank is not blocked either: its bytes
+are dropped, and a line in the log says how many as soon as one is taken again.
 """
 
 import asyncio
@@ -15,19 +15,27 @@ from typing import Final, Self
 READ_BYTES: Final = 64 * 1024
 """Bytes taken from a pipe in one turn of the loop: all that a pipe holds."""
 
+MAX_WAITING_BYTES: Final = 1 << 30
+"""More than this of one stream does not wait on disk for a controller that is slower than the rank, or away."""
+
+KEPT_BYTES: Final = 1 << 20
+"""A file as small as this is not emptied, though all of it has been shipped: that would cost a call for every line."""
+
 
 class LogSpool:
     """One stream of one rank: its pipe, its file, and the wait for more of it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         """``path``: the file; made with mode 0600, emptied if it is there. Its folder exists."""
         self.path = path
+        self._max_bytes = max_waiting_bytes
         self.lost_bytes = 0
         self._unmarked_bytes = 0
         self._loss_reason = ""
         self._pipe_fd: int | None = None
         self._file_fd: int | None = None
         self._size_bytes = 0
+        self._first_offset = 0
         self._has_ended = False
         self._news = asyncio.Event()
 
@@ -57,7 +65,7 @@ class LogSpool:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes in the file: the offset behind the last one."""
+        """Bytes taken so far: the offset behind the last one."""
         return self._size_bytes
 
     @property
@@ -69,9 +77,20 @@ class LogSpool:
         """Up to ``max_bytes`` bytes from ``offset`` on; empty when there are none. May be cut inside a character.
 
         Raises:
-            OSError: the file cannot be read.
+            OSError: the file cannot be read, or the bytes at ``offset`` are forgotten.
         """
-        return b"" if self._file_fd is None else os.pread(self._file_fd, max_bytes, offset)
+        return b"" if self._file_fd is None else os.pread(self._file_fd, max_bytes, offset - self._first_offset)
+
+    def forget(self, offset: int) -> None:
+        """Nobody reads what is before ``offset`` any more: the disk may have its room back once that is all there is.
+
+        Raises:
+            OSError: the file cannot be emptied.
+        """
+        held_bytes = self._size_bytes - self._first_offset
+        if self._file_fd is not None and offset == self._size_bytes and held_bytes > KEPT_BYTES:
+            os.ftruncate(self._file_fd, 0)
+            self._first_offset = offset
 
     async def wait_beyond(self, offset: int) -> bool:
         """Wait for bytes behind ``offset``; False when the stream has ended without."""
@@ -117,9 +136,12 @@ class LogSpool:
         self._lose(len(data) - self._append(data))
 
     def _append(self, data: bytes) -> int:
-        """Write ``data`` to the file; return how much of it the disk took."""
+        """Write ``data`` to the file; return how much of it was taken."""
         assert self._file_fd is not None, "the file outlives the pipe"
         view = memoryview(data)
+        if self._size_bytes - self._first_offset + len(data) > self._max_bytes:
+            self._loss_reason = f"{self._max_bytes} bytes wait to be sent"
+            return 0
         try:
             while view:
                 view = view[os.write(self._file_fd, view) :]

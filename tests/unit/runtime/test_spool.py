@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flodl.runtime.spool import LogSpool
+from flodl.runtime.spool import KEPT_BYTES, READ_BYTES, LogSpool
 
 LIMIT_S = 20.0
 
@@ -33,6 +33,11 @@ async def read_all(spool: LogSpool, step_bytes: int = 1000) -> bytes:
     while await spool.wait_beyond(len(shipped)):
         shipped += spool.read_from(len(shipped), step_bytes)
     return shipped
+
+
+async def until_taken(reader: int) -> None:
+    while int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder):
+        await asyncio.sleep(0)
 
 
 def test_bytes_are_kept_exactly_and_shipped_from_any_offset(tmp_path: Path) -> None:
@@ -113,21 +118,66 @@ def test_disk_that_takes_nothing_does_not_block_the_rank_and_the_loss_is_marked(
             try:
                 for word in (b"12345", b"67890", b"abcde"):
                     os.write(writer, word)
-                    await until_taken(reader, writer)
+                    await until_taken(reader)
             finally:
                 resource.setrlimit(resource.RLIMIT_FSIZE, soft_and_hard)
             os.write(writer, b"there again")
             os.close(writer)
             return await read_all(spool), spool.lost_bytes
 
-    async def until_taken(reader: int, writer: int) -> None:
-        while int.from_bytes(fcntl.ioctl(reader, termios.FIONREAD, bytes(4)), sys.byteorder):
-            await asyncio.sleep(0)
-
     shipped, lost_bytes = run(scenario)
 
     assert shipped == b"12345678\n[flodl: 7 bytes of output lost: File too large]\nthere again"
     assert lost_bytes == 7
+
+
+def test_what_has_been_shipped_leaves_the_disk_and_offsets_go_on(tmp_path: Path) -> None:
+    path, data = tmp_path / "log", os.urandom(5 * KEPT_BYTES)
+
+    async def scenario() -> tuple[bytes, list[int]]:
+        reader, writer = os.pipe()
+        shipped, sizes = b"", []
+        with LogSpool(path) as spool:
+            spool.start(reader)
+            writing = asyncio.create_task(asyncio.to_thread(write_all, writer, data))
+            while await spool.wait_beyond(len(shipped)):
+                shipped += spool.read_from(len(shipped), READ_BYTES)
+                spool.forget(len(shipped))
+                sizes.append(path.stat().st_size)
+            await writing
+            with pytest.raises(OSError, match="argument"):
+                spool.read_from(0, 1)
+        return shipped, sizes
+
+    def write_all(fd: int, left: bytes) -> None:
+        with open(fd, "wb", buffering=0) as file:
+            file.write(left)
+
+    shipped, sizes = run(scenario)
+
+    assert shipped == data
+    assert max(sizes) <= KEPT_BYTES + 2 * READ_BYTES  # a reader that keeps up has no more there than that
+
+
+def test_more_than_may_wait_is_dropped_and_the_loss_is_marked(tmp_path: Path) -> None:
+    async def scenario() -> tuple[bytes, int]:
+        reader, writer = os.pipe()
+        with LogSpool(tmp_path / "log", max_waiting_bytes=2 * KEPT_BYTES) as spool:
+            spool.start(reader)
+            for _ in range(2 * KEPT_BYTES // READ_BYTES + 1):
+                os.write(writer, b"x" * READ_BYTES)
+                await until_taken(reader)
+            assert spool.size_bytes == 2 * KEPT_BYTES
+            spool.forget(spool.size_bytes)
+            os.write(writer, b"there again")
+            os.close(writer)
+            await spool.wait_beyond(2 * KEPT_BYTES)
+            return spool.read_from(2 * KEPT_BYTES, READ_BYTES), spool.lost_bytes
+
+    shipped, lost_bytes = run(scenario)
+
+    assert shipped == b"\n[flodl: 65536 bytes of output lost: 2097152 bytes wait to be sent]\nthere again"
+    assert lost_bytes == READ_BYTES
 
 
 @pytest.mark.parametrize("obstacle", ["folder", "link"])
