@@ -9,7 +9,7 @@ import difflib
 import inspect
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, dataclass_transform, overload
 
 from flodl.errors import ConfigError, UnknownArgument, UnknownSetting, UsageError
@@ -34,8 +34,11 @@ class Values:
 class Knob(Generic[T]):
     """The descriptor behind one annotated line of a table."""
 
-    def __init__(self, default: Any, check: Check | None, kw_only: bool) -> None:
+    def __init__(
+        self, default: Any, check: Check | None, kw_only: bool, table: "type[KnobTable] | None" = None
+    ) -> None:
         self.default, self.check, self.kw_only, self.name = default, check, kw_only, ""
+        self.table = table
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -52,8 +55,10 @@ class Knob(Generic[T]):
         if isinstance(instance, Values):
             return instance._values[self.name]  # type: ignore[attr-defined]  # every Values is a KnobTable
 
-        def setter(value: T) -> Any:
-            instance._values[self.name] = self.checked(value)
+        def setter(*values: T, **others: object) -> Any:
+            if len(values) != 1 or others:
+                raise UnknownArgument(self._misused(others))
+            instance._values[self.name] = self.checked(values[0])
             return instance
 
         setter.__name__ = self.name
@@ -66,9 +71,24 @@ class Knob(Generic[T]):
         """``value`` as it is stored. Raises ConfigError when it cannot be used."""
         return self.check(self.name, value) if self.check else value
 
+    def inner(self, name: str) -> str:
+        """This knob's value with ``name`` set in it; empty when it is no table, or has no such knob."""
+        if self.table is None or name not in self.table.knobs():
+            return ""
+        return f"{self.table.__name__}({name}=...)"
+
+    def _misused(self, others: Iterable[str]) -> str:
+        value = next(filter(None, map(self.inner, others)), "...")
+        return f"{self.name} takes one value: .{self.name}({value})"
+
 
 def knob(
-    *, default: Any = REQUIRED, check: Check | None = None, kw_only: bool = True, kind: type[Knob[Any]] = Knob
+    *,
+    default: Any = REQUIRED,
+    check: Check | None = None,
+    kw_only: bool = True,
+    kind: type[Knob[Any]] = Knob,
+    table: "type[KnobTable] | None" = None,
 ) -> Any:
     """Declare one line of a table: the value of an annotation such as ``batch_size: Knob[int]``.
 
@@ -77,8 +97,9 @@ def knob(
         check: turns what the user passed into what is stored, or raises ConfigError.
         kw_only: False lets the constructor take it by position too.
         kind: the annotation's own class, where its setter takes more than the value.
+        table: the value's class, where that is a table of knobs itself.
     """
-    return kind(default, check, kw_only)
+    return kind(default, check, kw_only, table)
 
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(knob,))
@@ -161,6 +182,9 @@ def _bind(table: type[KnobTable], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 def _unknown(table: type[KnobTable], name: str) -> str:
     known = list(table.knobs())
+    for entry in table.knobs().values():
+        if inner := entry.inner(name):
+            return f"{table.__name__} has no knob {name!r}; {entry.name} has: {inner}"
     close = difflib.get_close_matches(name.lower(), known, n=1)
     remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
     return f"{table.__name__} has no knob {name!r}; {remedy}"

@@ -215,7 +215,7 @@ class Knobs(KnobTable):
     """Passes over the data; every sample is trained exactly once in each."""
     epoch_splits: Knob[int] = knob(default=1, check=whole_number(1))
     """Epochs that one pass is delivered as: metrics and evaluation come so many times per pass."""
-    elche: Knob[ElCheConfig] = knob(default=ElCheConfig(), check=_elche)
+    elche: Knob[ElCheConfig] = knob(default=ElCheConfig(), check=_elche, table=ElCheConfig)
     """How often and how the ranks are averaged."""
     max_grad_norm: Knob[float | None] = knob(default=None, check=positive_number(optional=True))
     """Gradients are clipped to this global norm before each step; None clips nothing."""

@@ -109,6 +109,11 @@ def test_a_missing_knob_of_a_builder_is_named_with_the_line_to_add() -> None:
         (lambda: config(batchsize=3), r"TrainerConfig has no knob 'batchsize'; did you mean batch_size\?"),
         (lambda: ElCheConfig(Max_Anchr=3), r"ElCheConfig has no knob 'Max_Anchr'; did you mean max_anchor\?"),
         (lambda: ElCheConfig(q=3), "ElCheConfig has no knob 'q'; there are mode, anchor, min_anchor, "),
+        (lambda: config(mode="solo"), r"has no knob 'mode'; elche has: ElCheConfig\(mode=\.\.\.\)"),
+        (lambda: config().elche(mode="x"), r"elche takes one value: \.elche\(ElCheConfig\(mode=\.\.\.\)\)"),
+        (lambda: config().elche(moed="x"), r"elche takes one value: \.elche\(\.\.\.\)"),
+        (lambda: builder().batch_size(), r"batch_size takes one value: \.batch_size\(\.\.\.\)"),
+        (lambda: builder().batch_size(3, 4), "batch_size takes one value"),
     ],
 )
 def test_a_wrong_argument_is_a_type_error_that_names_the_right_one(call: Callable[[], object], message: str) -> None:
