@@ -129,6 +129,7 @@ def _carried_out(steps: list[_Step], folder: Path, token_folder: Path, done: dic
                 private_files.replace(path, step.data, step.mode)
             if step.what != "kept":
                 done.setdefault(path, step.what)
+        private_files.keep_at_home(folder.parent)
     except OSError as error:
         raise PreflightError(f"{path}: {error.strerror}{_told(done)}") from None
     return True

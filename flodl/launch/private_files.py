@@ -2,12 +2,15 @@
 disk, a crash or another process at the same moment leaves no half of one.
 """
 
+import contextlib
 import errno
 import os
 import secrets
 import stat
 from pathlib import Path
 from typing import Final
+
+IGNORE_NAME: Final = ".gitignore"
 
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -58,6 +61,13 @@ def make_folders(folder: Path) -> None:
             raise
     else:
         folder.chmod(0o700)
+
+
+def keep_at_home(folder: Path) -> None:
+    """Have git and every sync pass ``folder`` by, also of a user for whom it is no state folder (any more)."""
+    with contextlib.suppress(OSError):
+        if not os.path.lexists(folder / IGNORE_NAME):
+            write_new(folder / IGNORE_NAME, b"*\n")
 
 
 def is_open_to_others(folder: Path) -> bool:

@@ -47,6 +47,9 @@ MAX_WALL_S: Final = 1e11
 
 TOKEN_BYTES: Final = 32
 _TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
+RUNS_NAME: Final = "runs"
+"""The folder of all runs in the state folder."""
+
 RESERVE_NAME: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024
 """Kept free for the outcome of a run whose disk its own logs have filled."""
@@ -234,7 +237,7 @@ def state_home() -> Path:
 
 def open_folders() -> list[Path]:
     """Those of this user's state folders in which others may put files of theirs in the place of ours."""
-    return [folder for folder in (state_home(), state_home() / "runs") if private_files.is_open_to_others(folder)]
+    return [folder for folder in (state_home(), state_home() / RUNS_NAME) if private_files.is_open_to_others(folder)]
 
 
 def new_run_id(wall_s: float | None = None) -> str:
@@ -248,9 +251,10 @@ def create(run_id: str) -> RunDir:
     Raises:
         PreflightError: the state folder cannot be written.
     """
-    run = RunDir(state_home() / "runs" / run_id)
+    run = RunDir(state_home() / RUNS_NAME / run_id)
     try:
         private_files.make_folders(run.path.parent)
+        private_files.keep_at_home(run.path.parent)
         run.path.mkdir(mode=0o700)
         try:
             _furnish(run)
@@ -278,7 +282,7 @@ def _furnish(run: RunDir) -> None:
 
 def all_runs() -> list[RunDir]:
     """Every run of this user, the newest first. Reads no file of theirs: there may be ten thousand."""
-    folder = state_home() / "runs"
+    folder = state_home() / RUNS_NAME
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return [
             RunDir(folder / name) for name in sorted((each.name for each in entries if each.is_dir()), reverse=True)

@@ -36,7 +36,8 @@ def scan(folder: str, exclude: Sequence[str] = (), private: Collection[str] = ()
     Args:
         folder: absolute.
         exclude: patterns as in ``.gitignore``, relative to ``folder``.
-        private: absolute paths of files and folders that are left out whatever the patterns say.
+        private: paths of files and folders that are left out whatever the patterns say, and under whatever name they
+            are met: what is meant is the file, not its path.
 
     Raises:
         ConfigError: a folder cannot be read, a pattern is none, or there are more than ``MAX_LISTED`` files.
@@ -45,7 +46,7 @@ def scan(folder: str, exclude: Sequence[str] = (), private: Collection[str] = ()
     rules = IgnoreRules(patterns(exclude, "sync.exclude"), above)
     for upper in _uppers(above):
         _add(rules, GIT_FILE, os.path.join(folder[: -len(above)], upper), f"/{upper}")
-    return _Scan(folder, rules, frozenset(map(os.path.abspath, private))).run()
+    return _Scan(folder, rules, frozenset(filter(None, map(_identity, private)))).run()
 
 
 def read(folder: str, listing: Tree) -> Tree:
@@ -72,7 +73,7 @@ def is_file_here(folder: str, path: str) -> bool:
 
 
 class _Scan:
-    def __init__(self, folder: str, rules: IgnoreRules, private: Collection[str]) -> None:
+    def __init__(self, folder: str, rules: IgnoreRules, private: Collection[tuple[int, int]]) -> None:
         self._folder, self._rules, self._private = folder, rules, private
         self._entries: list[Entry] = []
         self._skipped: list[str] = []
@@ -95,27 +96,29 @@ class _Scan:
                 names = sorted(found, key=lambda each: each.name)
         except OSError as error:
             raise _unreadable(os.fsdecode(where), error) from None
-        folders = []
+        folders: list[str] = []
         for each in names:
             path = below + path_text(each.name)
             is_folder = each.is_dir(follow_symlinks=False)
-            if self._rules.is_ignored(path, is_folder) or os.fsdecode(each.path) in self._private:
+            if self._rules.is_ignored(path, is_folder):
                 continue
-            if is_folder:
-                folders.append(f"{path}/")
-            else:
-                self._take(each, path)
+            try:
+                self._take(each, path, folders)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise _unreadable(os.fsdecode(each.path), error) from None
         return folders
 
-    def _take(self, each: "os.DirEntry[bytes]", path: str) -> None:
-        try:
-            found = each.stat(follow_symlinks=False)
-            target = path_text(os.readlink(each.path)) if stat.S_ISLNK(found.st_mode) else ""
-        except FileNotFoundError:
+    def _take(self, each: "os.DirEntry[bytes]", path: str, folders: list[str]) -> None:
+        """Raises OSError."""
+        found = os.lstat(each.path)  # the entry's own inode number is another one where something is mounted
+        if (found.st_dev, found.st_ino) in self._private:
             return
-        except OSError as error:
-            raise _unreadable(os.fsdecode(each.path), error) from None
-        if target:
+        target = path_text(os.readlink(each.path)) if stat.S_ISLNK(found.st_mode) else ""
+        if stat.S_ISDIR(found.st_mode):
+            folders.append(f"{path}/")
+        elif target:
             self._entries.append(Entry(path, 0, 0, LINK + target))
             if _leads_out(path, target):
                 self._strays.append(f"{printable(path)} -> {printable(target)}")
@@ -128,6 +131,15 @@ class _Scan:
                 f"{self._folder} holds more than {MAX_LISTED:,} files; name the folders that ranks do not need in "
                 f"{OWN_FILE}, such as /data/"
             )
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    """Device and inode number of what stands there, links followed; None where nothing does."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _read(folder: str, entry: Entry) -> Entry:

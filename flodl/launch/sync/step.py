@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from flodl.errors import ConfigError, HostUnreachable
-from flodl.launch import preflight, rundir
+from flodl.launch import join_token, kit_files, preflight, rundir
 from flodl.launch.ignore import GIT_FILE, OWN_FILE
 from flodl.launch.plan import HostKind, HostPlan, RunSpec, SyncMode
 from flodl.launch.sync.project import Brought, Project, Telling
@@ -30,7 +30,7 @@ def take_stock(spec: RunSpec, terminal: Terminal) -> Project | None:
     if spec.sync.mode is SyncMode.OFF or not _remote(spec):
         return None
     folder = spec.project or spec.cwd
-    listing = scan(folder, spec.sync.exclude, [str(rundir.state_home()), *_own_output()])
+    listing = scan(folder, spec.sync.exclude, [*_secrets(spec), *_own_output()])
     _check(folder, listing, spec.sync.limit_gb)
     _check_script(folder, listing, spec)
     project = Project(folder, read(folder, listing.tree), spec.sync.mode)
@@ -135,9 +135,20 @@ def _end(brought: Brought) -> str:
     return f"done in {brought.seconds:.1f} s{by}"
 
 
+def _secrets(spec: RunSpec) -> list[str]:
+    """Where tokens and keys are kept that this launch knows of. The state folder's parts by themselves, too: the folder
+    may be the project, and is then not left out.
+    """
+    state = rundir.state_home()
+    parts = (state / name for name in (rundir.RUNS_NAME, kit_files.FOLDER, join_token.OWN_NAME))
+    keys = (host.ssh.identity_file for host in spec.hosts if host.ssh is not None and host.ssh.identity_file)
+    named = (spec.join.token_file, *keys)
+    return [*map(str, (state, *parts)), *(os.path.expanduser(path) for path in named if path)]
+
+
 def _own_output() -> list[str]:
     """The files that this launch itself writes to: they would change while they are copied."""
-    return [os.path.realpath(f"/proc/self/fd/{stream}") for stream in (1, 2)]
+    return [f"/proc/self/fd/{stream}" for stream in (1, 2)]
 
 
 def _remote(spec: RunSpec) -> list[HostPlan]:

@@ -249,7 +249,8 @@ def test_regenerating_on_a_full_disk_keeps_the_join_token(state: Path, full_disk
     with pytest.raises(PreflightError, match="No space left on device"):
         make(state, regenerate=True)
     assert (state / "join.token").read_bytes() == before
-    assert not [name for name in contents(state) if "/." in name or name.startswith(".")]
+    hidden = [name for name in contents(state) if "/." in name or name.startswith(".")]
+    assert hidden == ["walk-ins/.gitignore"]
 
 
 def test_many_first_times_at_once_agree(state: Path) -> None:

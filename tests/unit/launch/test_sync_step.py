@@ -131,6 +131,35 @@ def test_script_behind_a_link_within_the_project_travels(folder: Path) -> None:
     assert project is not None
 
 
+def test_no_secret_travels_however_project_and_state_folder_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, token = folder.parent / "link", folder / "kept" / "join.token"
+    link.symlink_to(folder)
+    token.parent.mkdir()
+    for each in (token, folder / "id_ed25519"):
+        each.write_text("secret")
+    for here, state in ((folder, link / "state"), (link, folder / "state"), (folder, folder), (link, folder)):
+        monkeypatch.setenv("FDL_STATE_HOME", str(state))
+        run = rundir.create(rundir.new_run_id())
+        given = spec(here)
+        assert given.hosts[1].ssh is not None
+        ssh = replace(given.hosts[1].ssh, identity_file=str(folder / "id_ed25519"))
+        hosts = (given.hosts[0], replace(given.hosts[1], ssh=ssh))
+        project, _ = stock(replace(given, hosts=hosts, join=replace(given.join, token_file=str(token))))
+        assert project is not None
+        assert run.token_path.exists()
+        assert [entry.path for entry in project.tree.entries] == ["train.py"], state
+
+
+def test_state_folder_of_other_days_stays_at_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rundir.create(rundir.new_run_id())
+    monkeypatch.setenv("FDL_STATE_HOME", str(folder.parent / "elsewhere"))
+    project, _ = stock(spec(folder))
+    assert project is not None
+    assert [entry.path for entry in project.tree.entries] == ["train.py"]
+
+
 def test_hosts_that_cannot_be_reached_end_the_launch_and_all_are_named(folder: Path) -> None:
     given = spec(folder, ports=closed_ports(2))
     said = io.StringIO()

@@ -187,6 +187,16 @@ def test_links_inside_are_kept_and_those_that_lead_out_are_told(tmp_path: Path) 
     assert found.strays == (f"abs -> {tmp_path}/src", "out -> ../elsewhere", "src/far -> ../../x")
 
 
+def test_what_is_private_is_left_out_under_whatever_name(tmp_path: Path) -> None:
+    project, link = tmp_path / "project", tmp_path / "link"
+    link.symlink_to(project)
+    write(project, "a.py", "state/runs/x/token", "key", "deep/er/token")
+    os.link(project / "key", project / "same")
+    for here, there in ((project, link), (link, project)):
+        private = [str(there / "state"), str(there / "key"), str(there / "deep" / ".." / "deep" / "er"), "", "a\0b"]
+        assert [each.path for each in scan(str(here), private=private).tree.entries] == ["a.py"]
+
+
 def test_pipes_and_sockets_are_skipped_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # the path of a socket is short
     os.mkfifo("pipe")
