@@ -154,6 +154,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         join_token_file=join_token.named(os.environ),
         own_join_token_file=join_token.own_if_there(),
         own_join_token_fault=join_token.own_fault(),
+        home=os.path.realpath(os.path.expanduser("~")),
     )
 
 

@@ -33,6 +33,14 @@ def ended(run: RunDir) -> tuple[object, object, str]:
     return outcome.get("status"), outcome.get("exit_code"), str(outcome.get("message"))
 
 
+def test_home_folder_is_told_as_the_working_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "me").symlink_to(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.chdir(tmp_path / "me")
+    request = local_request(LaunchOptions(("train.py",)))
+    assert request.home == request.cwd == str(tmp_path.resolve())
+
+
 def never() -> NoReturn:
     raise AssertionError("hosts were changed")
 
