@@ -8,28 +8,49 @@ import contextlib
 import os
 import secrets
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
-from flodl.checkpoint.bundle import MODEL_SUFFIX, SAVE_ID_HEX, Stem
+from flodl.checkpoint.bundle import MODEL_SUFFIX, SAVE_ID_HEX, BundleMeta, Stem
 from flodl.checkpoint.reader import read_meta
 from flodl.checkpoint.writer import reason_of, refuse_foreign, refuse_special
 from flodl.errors import CheckpointError
 
 
-def check_place(stem: Stem) -> None:
+def check_place(stem: Stem, resume_from: Path | None = None) -> str:
     """Return if a checkpoint can be written at ``stem`` now, as far as can be seen.
+
+    Args:
+        stem: where.
+        resume_from: the path of the checkpoint that the run goes on from; None where it starts afresh.
+
+    Returns:
+        Which checkpoint lies there, in words; empty where there is none, or it is the one that the run goes on from.
 
     Raises:
         CheckpointError: it cannot, or what lies in a file's place is no checkpoint's; the message names the remedy.
     """
     try:
         refuse_special(stem)
-        if os.path.lexists(stem.meta):
-            read_meta(stem)
+        meta = read_meta(stem) if os.path.lexists(stem.meta) else None
         refuse_foreign(stem)
         _try_to_write(stem)
     except OSError as error:
         raise CheckpointError(f"save_path {stem} cannot be used: {reason_of(error)}") from error
+    return "" if meta is None or (resume_from is not None and _is_at(resume_from, stem)) else _words(meta)
+
+
+def _is_at(path: Path, stem: Stem) -> bool:
+    with contextlib.suppress(CheckpointError, OSError):  # what cannot be gone on from is refused when it is read
+        return os.path.samefile(Stem.of(path).meta, stem.meta)
+    return False
+
+
+def _words(meta: BundleMeta) -> str:
+    position, settings = meta.point.position, meta.point.settings
+    saved_at = datetime.fromtimestamp(meta.saved_at_s, UTC)
+    epochs = settings.num_epochs * settings.epoch_splits
+    return f"a checkpoint of {saved_at:%Y-%m-%d %H:%M} UTC, {position.epoch} of {epochs} epochs"
 
 
 def _try_to_write(stem: Stem) -> None:

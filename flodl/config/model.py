@@ -287,7 +287,7 @@ class ControllerSpec(_Spec):
     port: Annotated[int, AfterValidator(_port_or_any), Field(json_schema_extra=_PORT_SCHEMA)] = DEFAULT_PORT
     """The one port: control, bulk data, HTTP; 1 to 65535 (0, any free port, only in `local_cluster`)."""
     path: Folder | None = None
-    """Project directory on this machine; None takes the directory in which `fdl launch` runs."""
+    """Project directory on this machine; None takes that of `fdl.cluster.yml`, here or above, else the current one."""
     join: JoinSpec = JoinSpec()
     """The join window."""
 

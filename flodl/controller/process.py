@@ -407,8 +407,8 @@ class Controller:
             case act.ReceiveState():
                 self._awaited = action
                 self._deliver_state()
-            case act.TryPlace(stem):
-                self._saves.try_place(stem)
+            case act.TryPlace(stem, resume_from):
+                self._saves.try_place(stem, resume_from)
             case act.OpenSave(_, host):
                 self._saves.open(action, self._versions(host))
             case act.DropSave(transfer):

@@ -77,9 +77,11 @@ class Saves:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def try_place(self, stem: str) -> None:
-        """Find out whether a checkpoint can be written at ``stem``; PlaceTried follows."""
-        self._submit(lambda: self._try_place(stem))
+    def try_place(self, stem: str, resume_from: str = "") -> None:
+        """Find out whether a checkpoint can be written at ``stem``, and which one, other than that at ``resume_from``,
+        lies there; PlaceTried follows.
+        """
+        self._submit(lambda: self._try_place(stem, resume_from))
 
     def open(self, order: OpenSave, versions: Mapping[str, str]) -> None:
         """Make the state that will come the checkpoint at the order's stem; SaveSettled follows.
@@ -137,15 +139,15 @@ class Saves:
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
 
-    def _try_place(self, stem: str) -> None:
+    def _try_place(self, stem: str, resume_from: str) -> None:
         try:
-            check_place(self._stem(stem))
+            holds = check_place(self._stem(stem), self._cwd / resume_from if resume_from else None)
         except Exception as error:  # noqa: BLE001  # the run ends and says why
             if not isinstance(error, CheckpointError):
                 _log.error("place not tried: stem=%s", stem, exc_info=error)
             self._post(PlaceTried(str(error)))
         else:
-            self._post(PlaceTried(""))
+            self._post(PlaceTried("", holds))
 
     def _open(self, save: _Save) -> None:
         if save.is_dropped:

@@ -101,9 +101,10 @@ class StateStored:
 
 @dataclass(frozen=True, slots=True)
 class PlaceTried:
-    """A checkpoint can be written where ``TryPlace`` said, or not (``error``)."""
+    """A checkpoint can be written where ``TryPlace`` said, or not (``error``). ``holds`` says which one lies there."""
 
     error: str
+    holds: str = ""
 
 
 @dataclass(frozen=True, slots=True)

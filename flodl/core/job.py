@@ -179,8 +179,7 @@ class JobCore:
                 self.finale.on_state_stored(event.path, event.error)
                 actions = []
             case PlaceTried():
-                self.place.on_tried(event)
-                actions = []
+                actions = self.place.on_tried(event)
             case SaveSettled():
                 actions = [] if self.training is None else self._on_settled(self.training, event, now_s)
             case BundleRead():
@@ -729,7 +728,7 @@ class JobCore:
         if reason:
             return self._refuse(reason, now_s)
         settings, place = startup.settings, self.place
-        actions = place.ask(settings.checkpoint.save_path, now_s)
+        actions = place.ask(settings.checkpoint, now_s)
         place.tick(now_s)
         if place.refusal:
             return self._refuse(place.refusal, now_s, end.EXIT_CHECKPOINT)

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -99,7 +99,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         preflight.report(preflight.check_hosts(spec))
         for warning in preflight.check_here():
             terminal.say(f"fdl: warning: {warning}")
-    started = start_controller(spec, spread(spec, terminal))
+    started = start_controller(spec, lambda: spread(spec, terminal))
     if options.detach:
         terminal.result(spec.run_id)
         terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
@@ -154,6 +154,7 @@ def local_request(options: LaunchOptions) -> LaunchRequest:
         join_token_file=join_token.named(os.environ),
         own_join_token_file=join_token.own_if_there(),
         own_join_token_fault=join_token.own_fault(),
+        home=os.path.realpath(os.path.expanduser("~")),
     )
 
 
@@ -177,21 +178,26 @@ def local_names() -> frozenset[str]:
     return frozenset({"localhost", "127.0.0.1", "::1", socket.gethostname(), *addresses})
 
 
-def start_controller(spec: RunSpec, tree: "Tree | None" = None) -> StartedRun:
-    """Create the run's directory, bind its port, and start its controller in a session of its own. ``tree`` is what the
-    hosts have to hold, where the project is copied to them.
+def start_controller(spec: RunSpec, bring: "Callable[[], Tree | None]" = lambda: None) -> StartedRun:
+    """Bind the run's port, create its directory, and start its controller in a session of its own.
+
+    ``bring`` copies the project to the hosts and says what they have then. It is called once the port is ours and the
+    state folder is known to take runs: a launch that cannot start changes no host, least of all under a run that goes
+    on. Who dials meanwhile waits for the controller in the kernel's queue.
 
     Returns:
         Once the controller has announced where it listens.
 
     Raises:
         PreflightError: the port is taken or the state folder cannot be written; nothing is left then.
-        FlodlError: the controller ended or was not ready in time.
+        FlodlError: the controller ended or was not ready in time; or what ``bring`` raises, and nothing is left then.
     """
     sockets = listen(spec.bind_host, spec.port, port_remedy(spec.port))
     try:
         _, port = listening.dial_address(sockets[0])
         spec = dataclasses.replace(spec, port=port)
+        rundir.try_to_create(spec.run_id)
+        tree = bring()
         run = rundir.create(spec.run_id)
         with _failure_told(run):
             run.write("run.json", dump(spec, indent=1))

@@ -172,7 +172,7 @@ class LaunchRequest:
     ``cwd`` is absolute. ``local_names`` are the names and addresses of this machine. ``name`` is the run's name, empty
     for the script's. Times are seconds; ``created_s`` is wall time. ``join_token_file`` is what the environment
     names, ``own_join_token_file`` what this user keeps (``launch.join_token``); each empty without one.
-    ``own_join_token_fault`` says why the latter cannot be used, empty where it can.
+    ``own_join_token_fault`` says why the latter cannot be used, empty where it can. ``home`` is this user's folder.
     """
 
     run_id: str
@@ -189,6 +189,7 @@ class LaunchRequest:
     own_join_token_file: str = ""
     own_join_token_fault: str = ""
     preflight: bool = True
+    home: str = ""
 
 
 NO_SCRIPT: Final = "-"
@@ -209,7 +210,7 @@ def plan(spec: "ClusterSpec", request: LaunchRequest) -> RunSpec:
         raise ConfigError("no script to launch; try: fdl launch train.py")
     controller = spec.controller
     token_file = _join_token_file(spec, request)
-    project = os.path.normpath(_expanded(controller.path, request.cwd))
+    project = _project(spec, request)
     below = _below(request.cwd, project)
     env = {**dict(spec.env), "FDL_RUN_ID": request.run_id}
     return RunSpec(
@@ -376,6 +377,20 @@ def _join_token_file(spec: "ClusterSpec", request: LaunchRequest) -> str:
             f"  fdl join-config {managed[0]} makes one; `controller.join.token_file` and FDL_JOIN_TOKEN_FILE name any"
         )
     return path
+
+
+def _project(spec: "ClusterSpec", request: LaunchRequest) -> str:
+    """The project's folder here: what the cluster file says; else the folder of an ``fdl.cluster.yml`` where the launch
+    is in it or below, for the nearest one is found from there; else where the launch is. One in the home folder is for
+    every project in it. A file of another name, which has to be named, says nothing about the project.
+    """
+    from flodl.config.cluster import FILE_NAME  # pydantic is there: it has made ``spec``
+
+    if spec.controller.path:
+        return os.path.normpath(os.path.expanduser(spec.controller.path))
+    folder, name = os.path.split(os.path.normpath(os.path.join(request.cwd, spec.source.file)))
+    is_project = name == FILE_NAME and folder != request.home and _below(request.cwd, folder) != "."
+    return folder if is_project else os.path.normpath(request.cwd)
 
 
 def _host(worker: "WorkerSpec", spec: "ClusterSpec", request: LaunchRequest, project: str, below: str) -> HostPlan:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flodl.config.address import format_address
 from flodl.errors import FlodlError
+from flodl.launch import preflight
 from flodl.launch.control import ControllerClient
 from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, spread, start_controller
 from flodl.launch.narrator import ALERTS, Narrator
@@ -42,14 +43,15 @@ def promote(cluster: object) -> Mapping[str, Any]:
         The head's ticket: run id, the controller's address, the file with the run's token, and where TLS is wanted.
 
     Raises:
-        ConfigError: the cluster cannot be used.
+        ConfigError: the cluster, the join token or the project cannot be used.
         PreflightError: the port is taken, or the state folder cannot be written.
         HostUnreachable: hosts cannot be brought the project.
         FlodlError: the controller did not start.
     """
     options = LaunchOptions(tuple(sys.orig_argv[1:]), name=Path(sys.argv[0]).stem, spawns_head=False)
     spec = plan(_spec(cluster), local_request(options))
-    started = start_controller(spec, spread(spec, Terminal()))
+    preflight.check_join_token(spec)
+    started = start_controller(spec, lambda: spread(spec, Terminal()))
     _Echo(started).start()
     return {
         "run_id": started.run.run_id,

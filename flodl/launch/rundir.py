@@ -268,6 +268,15 @@ def create(run_id: str) -> RunDir:
     return run
 
 
+def try_to_create(run_id: str) -> None:
+    """Find out whether ``create`` can make the directory; nothing of the trial stays.
+
+    Raises:
+        PreflightError: as ``create``.
+    """
+    shutil.rmtree(create(run_id).path)
+
+
 def _furnish(run: RunDir) -> None:
     """What every run's directory has from the start. Raises OSError."""
     run.logs.mkdir(mode=0o700)

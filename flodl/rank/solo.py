@@ -116,7 +116,7 @@ WINDOW_BATCHES: Final = 100
 EXIT_WAIT_S: Final = 10.0
 """How long the end of the interpreter waits for the step under way: torch must not run while it is torn down."""
 
-SAID: Final = frozenset({"resuming", "resume_differs", "nothing_left", "checkpoint"})
+SAID: Final = frozenset({"checkpoint_there", "resuming", "resume_differs", "nothing_left", "checkpoint"})
 """Events that whoever started the script wants to read, as under ``fdl launch``."""
 
 _NEVER: Final = float("inf")
@@ -268,8 +268,8 @@ class _Solo:
                 self._hear_as_head(message)
             case ReceiveState():
                 self._post(StateStored("in this process", ""))
-            case TryPlace(stem):
-                self._saves.try_place(stem)
+            case TryPlace(stem, resume_from):
+                self._saves.try_place(stem, resume_from)
             case OpenSave():
                 self._saves.open(action)
             case DropSave(transfer):

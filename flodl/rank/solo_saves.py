@@ -86,9 +86,11 @@ class SoloSaves:
             self._thread.join(CLOSE_S if self._orders else ABANDON_S)
         os.close(self.outbox_fd)
 
-    def try_place(self, stem: str) -> None:
-        """Find out whether a checkpoint can be written at ``stem``; PlaceTried follows."""
-        self._submit(lambda: self._try_place(stem))
+    def try_place(self, stem: str, resume_from: str = "") -> None:
+        """Find out whether a checkpoint can be written at ``stem``, and which one, other than that at ``resume_from``,
+        lies there; PlaceTried follows.
+        """
+        self._submit(lambda: self._try_place(stem, resume_from))
 
     def open(self, order: OpenSave) -> None:
         """The rank will put a state into the outbox that shall become a checkpoint; SaveSettled follows."""
@@ -133,13 +135,13 @@ class SoloSaves:
         for lock in self._locks.values():
             lock.release()
 
-    def _try_place(self, stem: str) -> None:
+    def _try_place(self, stem: str, resume_from: str) -> None:
         try:
-            check_place(Stem.of(self._cwd / stem))
+            holds = check_place(Stem.of(self._cwd / stem), self._cwd / resume_from if resume_from else None)
         except Exception as fault:  # noqa: BLE001  # the run ends and says why
             self._post(PlaceTried(_words(fault, stem)))
         else:
-            self._post(PlaceTried(""))
+            self._post(PlaceTried("", holds))
 
     def _make(self, order: OpenSave, state_fd: int, size_bytes: int) -> None:
         path = error = warning = ""

@@ -78,9 +78,13 @@ class ReceiveState:
 
 @dataclass(frozen=True, slots=True)
 class TryPlace:
-    """Find out whether a checkpoint can be written at ``stem``, and leave nothing behind; PlaceTried follows."""
+    """Find out whether a checkpoint can be written at ``stem``, and leave nothing behind; PlaceTried follows.
+
+    A checkpoint that lies there is told of, unless it is the one at ``resume_from``.
+    """
 
     stem: str
+    resume_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)

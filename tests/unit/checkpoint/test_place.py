@@ -2,6 +2,7 @@
 
 import errno
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,19 @@ def test_checkpoint_that_lies_there_stays(tmp_path: Path) -> None:
     check_place(Stem.of(tmp_path / "run"))
     assert everything(tmp_path) == before
     assert content_of(find(tmp_path / "run")) == b"weights"
+
+
+def test_checkpoint_that_lies_there_is_described_unless_the_run_goes_on_from_it(tmp_path: Path) -> None:
+    stem = Stem(tmp_path, "run")
+    assert check_place(stem, tmp_path / "run") == ""
+    saved_at = datetime.fromtimestamp(save(tmp_path / "run", b"weights").saved_at_s, UTC)
+    told = f"a checkpoint of {saved_at:%Y-%m-%d %H:%M} UTC, 1 of 3 epochs"
+    assert check_place(stem) == told
+    for other in ("gone", "", "x" * 300):
+        assert check_place(stem, tmp_path / other) == told
+    (tmp_path / "link").symlink_to(tmp_path)
+    for same in ("run", "run.fdl", "link/run.meta.json"):
+        assert check_place(stem, tmp_path / same) == ""
 
 
 def test_place_where_another_run_saves_is_no_fault_of_the_disk(tmp_path: Path) -> None:

@@ -107,8 +107,18 @@ def test_place_below_the_heads_folder_is_tried_and_nothing_stays(yard: Yard) -> 
     )
 
 
+def test_checkpoint_that_lies_there_is_told_unless_the_run_goes_on_from_it(yard: Yard) -> None:
+    yard.save(1, b"weights")
+    yard.saves.try_place("ckpts/run")
+    told = yard.next_event()
+    assert isinstance(told, PlaceTried)
+    assert told.holds.endswith("UTC, 1 of 3 epochs")
+    yard.saves.try_place("ckpts/run", f"{yard.folder}/ckpts/run.fdl")
+    assert yard.next_event() == PlaceTried("")
+
+
 def test_fault_of_ours_in_the_trial_is_told_too(yard: Yard, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(stem: Stem) -> None:
+    def fail(stem: Stem, resume_from: None) -> None:
         raise ValueError("planted")
 
     monkeypatch.setattr(module, "check_place", fail)

@@ -51,6 +51,21 @@ def test_place_that_takes_nothing_ends_the_run_before_a_checkpoint_is_read_or_an
     assert not [action for action in cohort.actions if isinstance(action, ReadBundle | OpenSave)]
 
 
+def test_checkpoint_that_will_be_replaced_is_told_before_anybody_trains() -> None:
+    cohort = Cohort(checkpoint=SAVING).train_until(PlaceTried)
+    cohort.waiting.clear()
+    cohort.post(PlaceTried("", "a checkpoint of 2026-11-29 21:30 UTC, 6 of 6 epochs"))
+    assert cohort.records("checkpoint_there") == [
+        "ckpts/run holds a checkpoint of 2026-11-29 21:30 UTC, 6 of 6 epochs; the first save replaces it"
+    ]
+    assert len(cohort.sent(Admitted)) == 3
+
+
+def test_shell_is_told_what_the_run_goes_on_from() -> None:
+    cohort = Cohort(checkpoint=replace(SAVING, resume_from="ckpts/old")).train_until(PlaceTried)
+    assert TryPlace("ckpts/run", "ckpts/old") in cohort.actions
+
+
 def test_disk_that_does_not_answer_is_given_up() -> None:
     cohort = Cohort(checkpoint=SAVING).train_until(PlaceTried)
     cohort.trust()

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from flodl.config import model
-from flodl.config.builder import local_cluster
+from flodl.config.builder import ClusterBuilder, local_cluster
 from flodl.errors import ConfigError
 from flodl.launch import join_token, preflight, rundir
 from flodl.launch.launcher import LaunchOptions, launch
 from flodl.launch.plan import LaunchRequest, RunSpec, plan
+from flodl.launch.promote import promote
 
 SECRET = bytes(range(32))
 
@@ -117,6 +118,15 @@ def test_token_that_cannot_be_read_is_found_before_anything_starts(tmp_path: Pat
     preflight.check_join_token(spec())
     with pytest.raises(ConfigError, match="the token cannot be read"):
         preflight.check_join_token(spec(str(tmp_path / "gone")))
+
+
+def test_token_of_a_script_that_becomes_a_head_is_found_damaged_before_anything_starts(
+    state_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FDL_JOIN_TOKEN_FILE", str(state_home / "gone"))
+    with pytest.raises(ConfigError, match="the token cannot be read"):
+        promote(ClusterBuilder().controller("127.0.0.1").done().host("localhost").devices(["cpu"]).done())
+    assert rundir.all_runs() == []
 
 
 def test_token_file_is_private_from_its_first_moment_and_replaces_nothing(tmp_path: Path) -> None:

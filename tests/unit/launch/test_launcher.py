@@ -1,5 +1,9 @@
-"""A controller that does not come to listen: the run has ended, and its directory says why."""
+"""What a launch does before the run lives: what has to hold before hosts are changed, and a controller that does not
+come to listen.
+"""
 
+import dataclasses
+import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -7,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from flodl.config.builder import local_cluster
-from flodl.errors import DeadlineExceeded, FlodlError
+from flodl.errors import DeadlineExceeded, FlodlError, HostUnreachable, PreflightError
 from flodl.launch import launcher, rundir
 from flodl.launch.launcher import LaunchOptions, local_request, start_controller
 from flodl.launch.plan import RunSpec, plan
@@ -27,6 +31,54 @@ def let_controller_be(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
 def ended(run: RunDir) -> tuple[object, object, str]:
     outcome = run.read_json("outcome.json") or {}
     return outcome.get("status"), outcome.get("exit_code"), str(outcome.get("message"))
+
+
+def test_home_folder_is_told_as_the_working_directory_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "me").symlink_to(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    monkeypatch.chdir(tmp_path / "me")
+    request = local_request(LaunchOptions(("train.py",)))
+    assert request.home == request.cwd == str(tmp_path.resolve())
+
+
+def never() -> NoReturn:
+    raise AssertionError("hosts were changed")
+
+
+def test_port_of_somebody_else_is_found_before_the_project_is_copied(spec: RunSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(PreflightError, match=f"port {port} is taken"):
+            start_controller(dataclasses.replace(spec, port=port), never)
+    assert rundir.all_runs() == []
+
+
+def test_address_of_another_machine_is_found_before_the_project_is_copied(spec: RunSpec) -> None:
+    with pytest.raises(PreflightError, match="not an address of this machine"):
+        start_controller(dataclasses.replace(spec, bind_host="192.0.2.77"), never)
+
+
+def test_state_folder_that_takes_no_run_is_found_before_the_project_is_copied(spec: RunSpec) -> None:
+    rundir.state_home().write_text("")
+    with pytest.raises(PreflightError, match="FDL_STATE_HOME names another folder"):
+        start_controller(spec, never)
+
+
+def test_port_is_held_while_the_project_is_copied_and_a_launch_that_fails_then_leaves_no_run(spec: RunSpec) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    spec = dataclasses.replace(spec, port=port)
+
+    def bring() -> NoReturn:
+        with pytest.raises(PreflightError, match="is taken"):
+            start_controller(dataclasses.replace(spec, run_id="another"), never)
+        raise HostUnreachable("node-a", "connect", "refused", "see to it")
+
+    with pytest.raises(HostUnreachable):
+        start_controller(spec, bring)
+    assert rundir.all_runs() == []
+    with socket.create_server(("127.0.0.1", port)):
+        pass
 
 
 def test_controller_that_dies_before_it_listens_leaves_an_outcome(

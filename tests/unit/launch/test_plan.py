@@ -112,6 +112,38 @@ def test_launch_below_the_project_runs_below_it_everywhere() -> None:
     assert spec.hosts[0].cwd == "/srv/proj/sub"
 
 
+@pytest.mark.parametrize("file", ["/home/me/proj/fdl.cluster.yml", "../fdl.cluster.yml"])
+def test_launch_below_the_cluster_file_has_its_folder_as_the_project(file: str) -> None:
+    found = cluster(REMOTE, model.WorkerSpec(host="node-c")).with_source(model.Source(file))
+    spec = plan(found, request(cwd="/home/me/proj/sub"))
+    assert (spec.project, spec.cwd) == ("/home/me/proj", "/home/me/proj/sub")
+    assert [(host.project, host.cwd) for host in spec.hosts] == [
+        ("/srv/proj", "/srv/proj/sub"),
+        ("/home/me/proj", "/home/me/proj/sub"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "",
+        "/home/me/proj/lab.yml",
+        "/home/me/proj/sub/fdl.cluster.yml",
+        "/opt/fdl.cluster.yml",
+        "/home/me/fdl.cluster.yml",
+    ],
+)
+def test_no_other_cluster_file_says_which_folder_the_project_is(file: str) -> None:
+    named = cluster(REMOTE).with_source(model.Source(file))
+    spec = plan(named, replace(request(cwd="/home/me/proj/sub"), home="/home/me"))
+    assert (spec.project, spec.cwd, spec.hosts[0].cwd) == ("/home/me/proj/sub", "/home/me/proj/sub", "/srv/proj")
+
+
+def test_path_of_the_cluster_file_wins_over_where_it_lies() -> None:
+    found = cluster(REMOTE, path="/home/me").with_source(model.Source("/home/me/proj/fdl.cluster.yml"))
+    assert plan(found, request(cwd="/home/me/proj/sub")).hosts[0].cwd == "/srv/proj/proj/sub"
+
+
 def test_launch_outside_the_project_runs_in_the_project_folder() -> None:
     spec = plan(cluster(REMOTE, path="/home/me/proj"), request(cwd="/home/me/project2"))
     assert spec.cwd == "/home/me/proj"

@@ -79,6 +79,19 @@ def test_place_is_tried_and_nothing_stays(desk: Desk) -> None:
     assert [path.name for path in desk.stem.parent.iterdir()] == ["file"]
 
 
+def test_checkpoint_that_lies_there_is_told_unless_the_run_goes_on_from_it(desk: Desk) -> None:
+    with desk.saves:
+        desk.order(4)
+        desk.fill(4, DATA)
+        desk.saves.try_place("run")
+        desk.saves.try_place("run", str(desk.stem))
+
+    _, there, same = desk.told
+    assert isinstance(there, PlaceTried)
+    assert " epochs" in there.holds
+    assert same == PlaceTried("")
+
+
 def test_what_was_handed_over_is_saved_with_the_users_settings(desk: Desk) -> None:
     with desk.saves:
         desk.order(4)
