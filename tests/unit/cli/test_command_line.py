@@ -61,6 +61,39 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
     assert shlex.split(ranks)[2:] == ["t r.py", *words]
 
 
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            "echo Driver/library version mismatch; exit 18",
+            "nvidia-smi exited with 18: Driver/library version mismatch; ",
+        ),
+        ("kill -9 $$", "nvidia-smi exited with -9: it printed nothing; "),
+        ("echo 0, GPU-x", "nvidia-smi lists no GPU: 0, GPU-x; "),
+    ],
+)
+@pytest.mark.parametrize("args", [["launch", "--dry-run"], ["probe"]])
+def test_gpu_that_is_not_offered_is_no_silent_cpu_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], answer: str, words: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    result = fdl(*args, "train.py")
+    assert result.exit_code == 0
+    assert f"fdl: warning: no GPU here, so one CPU rank: {words}" in result.stderr
+
+
+def test_machine_without_any_sign_of_a_gpu_is_not_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    for name in ("DRIVER_FILE", "AMD_FILE"):
+        monkeypatch.setattr(f"flodl.config.gpus.{name}", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "warning" not in fdl("launch", "--dry-run", "train.py").output
+
+
 def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
     result = fdl("launch", "--dry-run", "--local", "2", "--plain", "--max-restarts", "3", "train.py")
