@@ -257,20 +257,28 @@ class ControllerClient:
             raise JoinRefused(f"{self._where}: its certificate is not the run's: someone sits in between")
 
     def _shake_hands(self, sock: socket.socket) -> "_Words":
-        """Prove the token to each other; the certificate that belongs to the proof is the run's."""
+        """Prove the token to each other; the certificate that belongs to the proof is the run's.
+
+        Raises:
+            JoinRefused: it did not let us in.
+            PeerLost: it closed the connection, or is no controller.
+        """
         words = _Words(sock)
         sock.sendall(PREAMBLE)
         peer = Peer(Role.CLIENT, Channel.CONTROL, "client", __version__)
         certificate = hash_of(sock) if isinstance(sock, ssl.SSLSocket) else b""
         handshake = ClientHandshake(self._token, self._run_id, secrets.token_bytes(NONCE_BYTES), peer, certificate)
         to_send = handshake.start()
-        while not handshake.done:
-            for word in to_send:
-                words.send(word)
-            if handshake.refusal:
-                raise JoinRefused(f"{self._where}: {handshake.refusal}")
-            to_send = handshake.receive(words.receive(FromAccepting))
-        words.trust()
+        try:
+            while not handshake.done:
+                for word in to_send:
+                    words.send(word)
+                if handshake.refusal:
+                    raise JoinRefused(f"{self._where}: {handshake.refusal}")
+                to_send = handshake.receive(words.receive(FromAccepting))
+            words.trust()
+        except RemoteProtocolError as error:
+            raise PeerLost(f"{self._where} speaks another protocol: check the port ({error})") from None
         self._certificate = certificate
         return words
 
