@@ -22,6 +22,7 @@ from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.ids import HostName, RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import DocumentFault, load
+from flodl.launch.reported import reported
 from flodl.launch.rundir import ControllerInfo, RunDir
 from flodl.messages import (
     AskBootstrap,
@@ -149,7 +150,7 @@ class ControllerClient:
                 data = json.loads(response.read(64 << 20))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._lost(error, "/state.json") from None
-        return data if isinstance(data, dict) else {}
+        return reported(data) or {}
 
     def follow(self, path: str, query: dict[str, str | int]) -> Iterator[dict[str, Any]]:
         """The JSON lines of ``path`` (``/events`` or ``/logs``) until the controller ends the stream.

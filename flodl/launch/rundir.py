@@ -27,11 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.config.address import parse_host
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch import private_files
-from flodl.launch.document import DocumentFault, dump, load
+from flodl.launch.document import dump, load
+from flodl.launch.reported import reported
 from flodl.runtime.ports import PORT_REMEDY
+from flodl.spec.words import printable
 
 CONTROLLER_START_S: Final = 30.0
 """From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
@@ -41,6 +44,9 @@ LAST_WORDS_S: Final = 60.0
 
 MAX_DOCUMENT_BYTES: Final = 64 << 20
 """Far more than run.json, tree.json or a snapshot of any run takes."""
+
+REPORTS: Final = frozenset({"state.json", "outcome.json"})
+MAX_PORT: Final = 65535
 
 MAX_WALL_S: Final = 1e11
 """Some three thousand years."""
@@ -133,9 +139,13 @@ class RunDir:
             (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file ``name``; None where there is none (yet), or something else."""
+        """The JSON object in the file ``name``; None where there is none (yet), or something else. What the run reports
+        of itself comes as it can be shown (``launch.reported``); what was asked may hold the bytes of paths.
+        """
         try:
             data = json.loads(read_document(self.path / name))
+            if name in REPORTS:
+                return reported(data)
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
@@ -149,11 +159,14 @@ class RunDir:
         return read_token_file(self.token_path)
 
     def controller(self) -> ControllerInfo | None:
-        """Where the controller listens, None before it does."""
+        """Where the controller listens, None before it does, or where what is announced can be no such place."""
         try:
-            return load(ControllerInfo, read_document(self.controller_json))
-        except (OSError, DocumentFault):
+            info = load(ControllerInfo, read_document(self.controller_json))
+            parse_host(info.address)
+            bytes.fromhex(info.certificate)
+        except (OSError, ValueError, ConfigError):
             return None
+        return info if 1 <= info.port <= MAX_PORT else None
 
     def announce(self, info: ControllerInfo) -> None:
         """Publish where the controller listens; called by the controller."""
@@ -304,8 +317,8 @@ def port_remedy(port: int) -> str:
 
 
 def run_name(run: RunDir) -> str:
-    """The run's name, empty when run.json is not there."""
-    return str((run.read_json("run.json") or {}).get("name", ""))
+    """The run's name as a terminal may show it, empty when run.json is not there."""
+    return printable(str((run.read_json("run.json") or {}).get("name", "")))
 
 
 def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from flodl.errors import PeerLost
 from flodl.launch import rundir
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started
 from flodl_cli.main import cli
@@ -120,6 +122,19 @@ def test_abort_ends_a_controller_that_does_not_answer(monkeypatch: pytest.Monkey
         assert controller.wait(10) == -signal.SIGKILL
     assert result.exit_code == 0, result.output
     assert "does not answer; ending it" in result.stderr
+
+
+def test_attach_gives_up_where_nothing_answers_and_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flodl_cli.commands.cmd_attach.ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    run = make("20260101-000000-aaaa", "mute")
+    run.announce(rundir.own_info("127.0.0.1", port))
+    result = fdl("attach")
+    assert isinstance(result.exception, PeerLost)
+    words = f"its process lives (pid {os.getpid()}), and nothing has answered for 0.5 s; to end it: fdl stop -x "
+    assert str(result.exception).startswith(f"controller 127.0.0.1:{port}: ")
+    assert str(result.exception).endswith(words + run.run_id)
 
 
 def test_damaged_documents_stop_no_command(tmp_path: Path) -> None:
