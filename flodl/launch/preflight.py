@@ -15,7 +15,6 @@ from flodl.launch import join_token
 from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
-from flodl.launch.rundir import read_token_file
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
@@ -112,10 +111,7 @@ def check_join_token(spec: RunSpec) -> None:
         ConfigError: it cannot; with the remedy.
     """
     if spec.join.token_file:
-        try:
-            read_token_file(Path(spec.join.token_file))
-        except ConfigError as error:
-            raise ConfigError(f"{error}\n  {join_token.REMEDY}") from None
+        join_token.read(Path(spec.join.token_file))
 
 
 def _check_module(name: str, cwd: str) -> None:

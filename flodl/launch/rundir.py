@@ -52,7 +52,7 @@ MAX_WALL_S: Final = 1e11
 """Some three thousand years."""
 
 TOKEN_BYTES: Final = 32
-_TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
+TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
 RESERVE_NAME: Final = ".reserve"
 RESERVE_BYTES: Final = 64 * 1024
 """Kept free for the outcome of a run whose disk its own logs have filled."""
@@ -222,7 +222,7 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
         os.close(descriptor)
     if mode & (0o037 if is_credential else 0o077):
         raise ConfigError(f"{path}: readable by others (mode {stat.S_IMODE(mode):03o}); run: chmod 600 {path}")
-    if _TOKEN_TEXT.fullmatch(text) is None:
+    if TOKEN_TEXT.fullmatch(text) is None:
         raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits and nothing else)")
     return bytes.fromhex(text.decode("ascii"))
 
