@@ -21,7 +21,7 @@ MAX_RESOLVERS: Final = 16
 
 
 def check_script(spec: RunSpec) -> None:
-    """The script is there and can be read, or the module can be found.
+    """The script is there and can be read, or the module can be found, and its name can be said to others.
 
     Raises:
         ConfigError: it is not.
@@ -29,6 +29,7 @@ def check_script(spec: RunSpec) -> None:
     script = spec.script
     if script[0] == "-m":
         _check_module(script[1], spec.cwd)
+        _check_name(script[1], f"module {script[1]}")
         return
     path = os.path.join(spec.cwd, script[0])
     if os.path.isdir(path):
@@ -38,6 +39,16 @@ def check_script(spec: RunSpec) -> None:
         raise ConfigError(f"script {path} not found{_near(path)}")
     elif not os.access(path, os.R_OK):
         raise ConfigError(f"script {path} cannot be read; see its permissions")
+    else:
+        _check_name(os.path.basename(path), f"script {path}")
+
+
+def _check_name(name: str, what: str) -> None:
+    """Ranks and head name the script to each other, and messages are UTF-8; folders above it are not named."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: its name is no UTF-8 text; rename it") from None
 
 
 def check_hosts(spec: RunSpec) -> list[HostUnreachable]:
