@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -53,6 +54,23 @@ def test_runs_are_listed_newest_first_with_how_they_ended() -> None:
     ]
     assert lines[-1].split()[3] == "0"
     assert lines[-1].endswith("0.25 (epoch 2)")
+
+
+def test_overlong_names_do_not_widen_the_list() -> None:
+    make("20260101-000000-aaaa", "n" * 5000)
+    (rundir.state_home() / "runs" / ("r" * 250)).mkdir()
+    lines = fdl("ps").output.splitlines()
+    assert max(map(len, lines)) < 200
+    assert lines[1].split()[0] == "r" * 63 + "…"
+    assert lines[2].split()[1] == "n" * 63 + "…"
+    assert "n" * 5000 in fdl("ps", "--json").output
+
+
+def test_bundle_of_a_run_with_a_hostile_id_has_a_plain_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make("20260101-000000-aaaa", "old").path, rundir.state_home() / "runs" / ("9\x1b[31m\n" + "ü" * 80))
+    assert fdl("debug", "bundle").exit_code == 0
+    assert [path.name for path in tmp_path.glob("fdl-debug-*")] == [f"fdl-debug-9__31m_{'_' * 57}.tar.gz"]
 
 
 def test_live_run_is_listed_however_old_it_is() -> None:
