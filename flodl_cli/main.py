@@ -5,6 +5,7 @@ came from.
 """
 
 import importlib
+import io
 import os
 import sys
 from typing import Final
@@ -84,6 +85,8 @@ def main(argv: list[str] | None = None) -> None:
     from flodl.errors import FlodlError
     from flodl.spec.words import printable
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as Python's stderr: what it cannot hold fails no command
     try:
         code = cli.main(args=argv, prog_name="fdl", standalone_mode=False)
     except FlodlError as error:

@@ -74,7 +74,7 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     lines += [f"waiting for {awaited}"] if (awaited := _awaited(state)) else []
     lines += ["  ".join(shown)] if shown else []
     lines += [line for line in (plain_line(state), _progress(state), _cadence(state)) if line]
-    parts: list[RenderableType] = [Text(line) for line in lines]
+    parts: list[RenderableType] = [Text(printable(line)) for line in lines]
     if hosts := _records(state, "hosts"):
         parts += [Text(), table(HOST_HEADER, [_host_row(host) for host in hosts])]
     if ranks := _records(state, "ranks"):
@@ -86,7 +86,9 @@ def status_parts(state: Mapping[str, Any], name: str) -> list[RenderableType]:
     if isinstance(losses, list) and losses:
         parts += [Text(), Text(f"tolerated losses: {len(losses)}")]
         parts += [
-            Text(f"  {loss.get('host', '')}: {loss.get('error', '')}") for loss in losses if isinstance(loss, dict)
+            Text(printable(f"  {loss.get('host', '')}: {loss.get('error', '')}"))
+            for loss in losses
+            if isinstance(loss, dict)
         ]
     return parts
 

@@ -69,10 +69,13 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True)
 class GpuProbe:
-    """The usable GPUs in order; ``reason`` says why there is none and is empty otherwise."""
+    """The usable GPUs in order; ``reason`` says why there is none and is empty otherwise. ``is_surprising``: there is
+    none, and the machine looks as if there should be one.
+    """
 
     gpus: tuple[GpuInfo, ...]
     reason: str = ""
+    is_surprising: bool = False
 
 
 class VisibleDevicesError(ConfigError):
@@ -114,7 +117,7 @@ def probe_gpus(environ: Mapping[str, str] | None = None, timeout_s: float = QUER
         return GpuProbe((), f"CUDA_VISIBLE_DEVICES={value!r} hides every GPU")
     deadline_s = time.monotonic() + timeout_s
     if not _one_query.acquire(timeout=timeout_s):
-        return GpuProbe((), "an earlier nvidia-smi query is still running")
+        return GpuProbe((), "an earlier nvidia-smi query is still running", is_surprising=True)
     try:
         query = [f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits"]
         output, reason = _nvidia_smi(query, env, deadline_s)
@@ -125,7 +128,7 @@ def probe_gpus(environ: Mapping[str, str] | None = None, timeout_s: float = QUER
         if not gpus:
             reason = reason or f"nvidia-smi lists no GPU: {_first_line(output)}"
             why = explanation(reason, os.path.exists(DRIVER_FILE), amd_sign(env.get("PATH")))
-            return GpuProbe((), f"{reason}; {why}" if why else reason)
+            return GpuProbe((), f"{reason}; {why}" if why else reason, bool(why))
         if value is not None and "MIG-" in value:
             gpus = with_mig_ids(gpus, _nvidia_smi(["-L"], env, deadline_s)[0])
     finally:
@@ -285,7 +288,7 @@ def _capability(cell: str) -> tuple[int, int] | None:
 
 def _first_line(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return lines[0][:200] if lines else "it printed nothing"
+    return "".join(char if char.isprintable() else "?" for char in lines[0][:200]) if lines else "it printed nothing"
 
 
 def _nvidia_smi(arguments: list[str], env: Mapping[str, str], deadline_s: float) -> tuple[str, str]:

@@ -36,7 +36,7 @@ MAX_CONNECTIONS: Final = 256
 """At once; a newer one replaces the oldest that has its answer and lingers, else the oldest without a request yet."""
 
 MAX_FOLLOWERS: Final = 64
-"""Streams at once: each costs a reader of the logs."""
+"""Streams at once: each costs a reader of the logs. One that shows the read token replaces the oldest without it."""
 
 REQUEST_S: Final = 10.0
 """How long a request's header may take."""
@@ -90,6 +90,7 @@ class HttpServer:
         self._view = view
         self._waiting: dict[asyncio.Task[Any], None] = {}
         self._lingering: dict[asyncio.Task[Any], None] = {}
+        self._strangers: dict[asyncio.Task[Any], None] = {}
         self._connections = 0
         self._followers = 0
         self._all_read = asyncio.Event()
@@ -134,8 +135,8 @@ class HttpServer:
 
     async def _request(self, exchange: "_Exchange") -> h11.Request:
         """The request; TimeoutError when it was too slow, or made room for another."""
-        if self._connections > MAX_CONNECTIONS and (oldest := next(iter(self._lingering or self._waiting), None)):
-            oldest.cancel()
+        if self._connections > MAX_CONNECTIONS:
+            _end_oldest(self._lingering or self._waiting)
         return await _replaceable(exchange.request(), self._waiting, REQUEST_S)
 
     def _check_host(self, request: h11.Request, exchange: "_Exchange") -> None:
@@ -149,7 +150,7 @@ class HttpServer:
         is_known = hmac.compare_digest(given.encode(), f"Bearer {self._view.read_token}".encode())
         if not is_known and not is_loopback(exchange.peer_host):
             raise HttpError(401, "a read token is needed: use fdl on the controller's machine")
-        await self._route(request, exchange)
+        await self._route(request, exchange, is_known)
 
     def _is_ours(self, host: str, dialed: str) -> bool:
         try:
@@ -158,7 +159,7 @@ class HttpServer:
             return False
         return name == dialed or name.lower() in self._view.names
 
-    async def _route(self, request: h11.Request, exchange: "_Exchange") -> None:
+    async def _route(self, request: h11.Request, exchange: "_Exchange", is_known: bool) -> None:
         path, _, text = request.target.decode("latin-1").partition("?")
         query = {name: values[-1] for name, values in parse_qs(text).items()}
         match path:
@@ -166,19 +167,21 @@ class HttpServer:
                 data = json.dumps(self._view.state(), allow_nan=False).encode()
                 await exchange.send(data, "application/json")
             case "/events":
-                await self._stream(exchange, self._events(query))
+                await self._stream(exchange, self._events(query), is_known)
             case "/logs":
-                await self._stream(exchange, self._logs(query))
+                await self._stream(exchange, self._logs(query), is_known)
             case _:
                 raise HttpError(404, "there is /state.json, /events and /logs")
 
-    async def _stream(self, exchange: "_Exchange", pieces: AsyncIterator[list[Any]]) -> None:
-        if self._followers >= MAX_FOLLOWERS:
+    async def _stream(self, exchange: "_Exchange", pieces: AsyncIterator[list[Any]], is_known: bool) -> None:
+        """``is_known``: the client has shown the read token, and gives way to nobody."""
+        if self._followers >= MAX_FOLLOWERS and not (is_known and _end_oldest(self._strangers)):
             raise HttpError(503, f"{MAX_FOLLOWERS} streams are being read already")
         self._followers += 1
         self._all_read.clear()
+        reading = exchange.while_there(_write_lines(exchange, pieces))
         try:
-            await exchange.while_there(_write_lines(exchange, pieces))
+            await (reading if is_known else _replaceable(reading, self._strangers, None))
         finally:
             self._followers -= 1
             if not self._followers:
@@ -344,9 +347,11 @@ class _Exchange:
 _Answer = Callable[[h11.Request, _Exchange], Awaitable[None]]
 
 
-async def _replaceable(work: Coroutine[Any, Any, T], among: dict[asyncio.Task[Any], None], timeout_s: float) -> T:
+async def _replaceable(
+    work: Coroutine[Any, Any, T], among: dict[asyncio.Task[Any], None], timeout_s: float | None
+) -> T:
     """The result of ``work``, which is ``among`` those that whoever needs room may cancel; TimeoutError when one did,
-    or after ``timeout_s``.
+    or after ``timeout_s``, where there is one.
     """
     working = asyncio.create_task(work)
     among[working] = None
@@ -356,8 +361,18 @@ async def _replaceable(work: Coroutine[Any, Any, T], among: dict[asyncio.Task[An
             raise TimeoutError("it took too long, or made room for another")
         return working.result()
     finally:
-        del among[working]
+        among.pop(working, None)
         working.cancel()
+
+
+def _end_oldest(among: dict[asyncio.Task[Any], None]) -> bool:
+    """Make room; False where there is none to be made."""
+    oldest = next(iter(among), None)
+    if oldest is None:
+        return False
+    del among[oldest]
+    oldest.cancel()
+    return True
 
 
 async def _point_to_tls(request: h11.Request, exchange: _Exchange) -> None:

@@ -22,6 +22,7 @@ from flodl.errors import ConfigError, JoinRefused, PeerLost, RemoteProtocolError
 from flodl.ids import HostName, RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.document import DocumentFault, load
+from flodl.launch.reported import reported
 from flodl.launch.rundir import ControllerInfo, RunDir
 from flodl.messages import (
     AskBootstrap,
@@ -149,7 +150,7 @@ class ControllerClient:
                 data = json.loads(response.read(64 << 20))
             except (OSError, http.client.HTTPException, ValueError) as error:
                 raise self._lost(error, "/state.json") from None
-        return data if isinstance(data, dict) else {}
+        return reported(data) or {}
 
     def follow(self, path: str, query: dict[str, str | int]) -> Iterator[dict[str, Any]]:
         """The JSON lines of ``path`` (``/events`` or ``/logs``) until the controller ends the stream.
@@ -257,20 +258,28 @@ class ControllerClient:
             raise JoinRefused(f"{self._where}: its certificate is not the run's: someone sits in between")
 
     def _shake_hands(self, sock: socket.socket) -> "_Words":
-        """Prove the token to each other; the certificate that belongs to the proof is the run's."""
+        """Prove the token to each other; the certificate that belongs to the proof is the run's.
+
+        Raises:
+            JoinRefused: it did not let us in.
+            PeerLost: it closed the connection, or is no controller.
+        """
         words = _Words(sock)
         sock.sendall(PREAMBLE)
         peer = Peer(Role.CLIENT, Channel.CONTROL, "client", __version__)
         certificate = hash_of(sock) if isinstance(sock, ssl.SSLSocket) else b""
         handshake = ClientHandshake(self._token, self._run_id, secrets.token_bytes(NONCE_BYTES), peer, certificate)
         to_send = handshake.start()
-        while not handshake.done:
-            for word in to_send:
-                words.send(word)
-            if handshake.refusal:
-                raise JoinRefused(f"{self._where}: {handshake.refusal}")
-            to_send = handshake.receive(words.receive(FromAccepting))
-        words.trust()
+        try:
+            while not handshake.done:
+                for word in to_send:
+                    words.send(word)
+                if handshake.refusal:
+                    raise JoinRefused(f"{self._where}: {handshake.refusal}")
+                to_send = handshake.receive(words.receive(FromAccepting))
+            words.trust()
+        except RemoteProtocolError as error:
+            raise PeerLost(f"{self._where} speaks another protocol: check the port ({error})") from None
         self._certificate = certificate
         return words
 

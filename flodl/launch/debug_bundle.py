@@ -24,7 +24,7 @@ from typing import Any, Final
 from flodl import __version__
 from flodl.errors import ConfigError, FlodlError
 from flodl.launch.rundir import RunDir, read_token_file
-from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token
+from flodl.wire.handshake import derive_host_secret, derive_join_secret, derive_read_token, is_host_name
 
 DEFAULT_LINES: Final = 1000
 LOG_BYTES: Final = 256 << 10
@@ -126,8 +126,9 @@ def _hosts(run: RunDir) -> Iterator[str]:
     for name, key in (("run.json", "name"), ("state.json", "host")):
         hosts = (run.read_json(name) or {}).get("hosts")
         for host in hosts if isinstance(hosts, list) else ():
-            if isinstance(host, dict) and isinstance(host.get(key), str):
-                yield host[key]
+            found = host.get(key) if isinstance(host, dict) else None
+            if isinstance(found, str) and is_host_name(found):
+                yield found
 
 
 def forms_of(secret: bytes) -> tuple[bytes, ...]:

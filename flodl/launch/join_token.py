@@ -8,6 +8,7 @@ token files (``launch.rundir``): 64 hex digits, mode 0600.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,12 @@ from flodl.launch import rundir
 
 VARIABLE: Final = "FDL_JOIN_TOKEN_FILE"
 OWN_NAME: Final = "join.token"
-REMEDY: Final = "fdl join-config NAME --regen makes a new join token in the place of a damaged one"
+TOKEN_OR_PIECE: Final = re.compile(rb"[0-9A-Fa-f]{0,%d}(\r?\n)?|\0+" % (2 * rundir.TOKEN_BYTES))
+"""What a token file holds, whole or as a full disk or a crash left it: ``--regen`` replaces nothing else."""
+
+_MAKES: Final = "fdl join-config NAME makes one"
+_REGEN: Final = "fdl join-config NAME --regen makes a new join token in the place of a damaged one"
+_AWAY: Final = "what is there is not replaced: move it away, then fdl join-config NAME makes a join token"
 
 
 def own_path() -> Path:
@@ -35,10 +41,36 @@ def own_fault() -> str:
     if not own_if_there():
         return ""
     try:
-        rundir.read_token_file(own_path())
+        read(own_path())
     except ConfigError as error:
-        return f"{error}\n  {REMEDY}"
+        return str(error)
     return ""
+
+
+def read(path: Path) -> bytes:
+    """The join token in ``path``.
+
+    Raises:
+        ConfigError: it cannot be used; with the remedy that fits.
+    """
+    try:
+        return rundir.read_token_file(path)
+    except ConfigError as error:
+        remedy = _remedy(path)
+        raise ConfigError(f"{error}\n  {remedy}" if remedy else str(error)) from None
+
+
+def _remedy(path: Path) -> str:
+    """Empty where the token is whole: then its mode is wrong, and the fault says so."""
+    if not os.path.lexists(path):
+        return _MAKES
+    try:
+        content = rundir.read_document(path)
+    except OSError:
+        return _AWAY
+    if TOKEN_OR_PIECE.fullmatch(content) is None:
+        return _AWAY
+    return "" if rundir.TOKEN_TEXT.fullmatch(content) else _REGEN
 
 
 def named(environ: Mapping[str, str]) -> str:

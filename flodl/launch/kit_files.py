@@ -12,7 +12,6 @@ the old one, by which every host can still walk in.
 """
 
 import os
-import re
 import secrets
 import stat
 from dataclasses import dataclass, field
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING, Final
 
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch import kit, private_files, units
+from flodl.launch.join_token import TOKEN_OR_PIECE
+from flodl.launch.join_token import read as read_join_token
 from flodl.launch.kit import KitRequest
 from flodl.launch.rundir import TOKEN_BYTES, read_token_file, state_home
 from flodl.wire.handshake import derive_join_secret
@@ -35,7 +36,6 @@ ATTEMPTS: Final = 10
 
 _KEY_BEGIN: Final = b"-----BEGIN OPENSSH PRIVATE KEY-----"
 _KEY_END: Final = b"-----END OPENSSH PRIVATE KEY-----"
-_TOKEN_OR_PIECE: Final = re.compile(rb"[0-9A-Fa-f]{0,%d}(\r?\n)?|\0+" % (2 * TOKEN_BYTES))
 
 
 @dataclass(slots=True)
@@ -153,10 +153,7 @@ def _join_token(path: Path, regenerate: bool) -> tuple[_Step, bytes]:
     if is_there:
         _check_token_or_piece(path)
     if is_there and not regenerate:
-        try:
-            return _Step("kept", path), read_token_file(path)
-        except ConfigError as error:
-            raise ConfigError(f"{error}\n  --regen makes a new join token in the place of a damaged one") from None
+        return _Step("kept", path), read_join_token(path)
     token = secrets.token_bytes(TOKEN_BYTES)
     return _Step(_making(is_there), path, token.hex().encode()), token
 
@@ -219,7 +216,7 @@ def _making(is_there: bool) -> str:
 
 
 def _check_token_or_piece(path: Path) -> None:
-    if _TOKEN_OR_PIECE.fullmatch(_read(path)) is None:
+    if TOKEN_OR_PIECE.fullmatch(_read(path)) is None:
         raise ConfigError(f"{path}: not a token; move it away")
 
 

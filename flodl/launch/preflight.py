@@ -15,14 +15,13 @@ from flodl.launch import join_token
 from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
-from flodl.launch.rundir import read_token_file
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
 
 
 def check_script(spec: RunSpec) -> None:
-    """The script is there and can be read, or the module can be found.
+    """The script is there and can be read, or the module can be found, and its name can be said to others.
 
     Raises:
         ConfigError: it is not.
@@ -30,6 +29,7 @@ def check_script(spec: RunSpec) -> None:
     script = spec.script
     if script[0] == "-m":
         _check_module(script[1], spec.cwd)
+        _check_name(script[1], f"module {script[1]}")
         return
     path = os.path.join(spec.cwd, script[0])
     if os.path.isdir(path):
@@ -39,6 +39,16 @@ def check_script(spec: RunSpec) -> None:
         raise ConfigError(f"script {path} not found{_near(path)}")
     elif not os.access(path, os.R_OK):
         raise ConfigError(f"script {path} cannot be read; see its permissions")
+    else:
+        _check_name(os.path.basename(path), f"script {path}")
+
+
+def _check_name(name: str, what: str) -> None:
+    """Ranks and head name the script to each other, and messages are UTF-8; folders above it are not named."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{what}: its name is no UTF-8 text; rename it") from None
 
 
 def check_hosts(spec: RunSpec) -> list[HostUnreachable]:
@@ -112,10 +122,7 @@ def check_join_token(spec: RunSpec) -> None:
         ConfigError: it cannot; with the remedy.
     """
     if spec.join.token_file:
-        try:
-            read_token_file(Path(spec.join.token_file))
-        except ConfigError as error:
-            raise ConfigError(f"{error}\n  {join_token.REMEDY}") from None
+        join_token.read(Path(spec.join.token_file))
 
 
 def _check_module(name: str, cwd: str) -> None:

@@ -27,11 +27,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.config.address import parse_host
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError, PreflightError
 from flodl.launch import private_files
-from flodl.launch.document import DocumentFault, dump, load
+from flodl.launch.document import dump, load
+from flodl.launch.reported import reported
 from flodl.runtime.ports import PORT_REMEDY
+from flodl.spec.words import printable
 
 CONTROLLER_START_S: Final = 30.0
 """From the controller's start to its announcement; measured at 0.3 s, a cold network file system takes many more."""
@@ -42,11 +45,14 @@ LAST_WORDS_S: Final = 60.0
 MAX_DOCUMENT_BYTES: Final = 64 << 20
 """Far more than run.json, tree.json or a snapshot of any run takes."""
 
+REPORTS: Final = frozenset({"state.json", "outcome.json"})
+MAX_PORT: Final = 65535
+
 MAX_WALL_S: Final = 1e11
 """Some three thousand years."""
 
 TOKEN_BYTES: Final = 32
-_TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
+TOKEN_TEXT: Final = re.compile(rb"[0-9A-Fa-f]{%d}(\r?\n)?" % (2 * TOKEN_BYTES))
 RUNS_NAME: Final = "runs"
 """The folder of all runs in the state folder."""
 
@@ -136,9 +142,13 @@ class RunDir:
             (self.path / RESERVE_NAME).unlink(missing_ok=True)
 
     def read_json(self, name: str) -> dict[str, Any] | None:
-        """The JSON object in the file ``name``; None where there is none (yet), or something else."""
+        """The JSON object in the file ``name``; None where there is none (yet), or something else. What the run reports
+        of itself comes as it can be shown (``launch.reported``); what was asked may hold the bytes of paths.
+        """
         try:
             data = json.loads(read_document(self.path / name))
+            if name in REPORTS:
+                return reported(data)
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
@@ -152,11 +162,14 @@ class RunDir:
         return read_token_file(self.token_path)
 
     def controller(self) -> ControllerInfo | None:
-        """Where the controller listens, None before it does."""
+        """Where the controller listens, None before it does, or where what is announced can be no such place."""
         try:
-            return load(ControllerInfo, read_document(self.controller_json))
-        except (OSError, DocumentFault):
+            info = load(ControllerInfo, read_document(self.controller_json))
+            parse_host(info.address)
+            bytes.fromhex(info.certificate)
+        except (OSError, ValueError, ConfigError):
             return None
+        return info if 1 <= info.port <= MAX_PORT else None
 
     def announce(self, info: ControllerInfo) -> None:
         """Publish where the controller listens; called by the controller."""
@@ -212,7 +225,7 @@ def read_token_file(path: Path, *, is_credential: bool = False) -> bytes:
         os.close(descriptor)
     if mode & (0o037 if is_credential else 0o077):
         raise ConfigError(f"{path}: readable by others (mode {stat.S_IMODE(mode):03o}); run: chmod 600 {path}")
-    if _TOKEN_TEXT.fullmatch(text) is None:
+    if TOKEN_TEXT.fullmatch(text) is None:
         raise ConfigError(f"{path}: not a token (expected {2 * TOKEN_BYTES} hex digits and nothing else)")
     return bytes.fromhex(text.decode("ascii"))
 
@@ -317,8 +330,8 @@ def port_remedy(port: int) -> str:
 
 
 def run_name(run: RunDir) -> str:
-    """The run's name, empty when run.json is not there."""
-    return str((run.read_json("run.json") or {}).get("name", ""))
+    """The run's name as a terminal may show it, empty when run.json is not there."""
+    return printable(str((run.read_json("run.json") or {}).get("name", "")))
 
 
 def find(wanted: str | None = None, *, must_be_live: bool = False) -> RunDir:

@@ -1,9 +1,11 @@
 """From a job to the shell of this process's role."""
 
 import os
+import sys
+from collections.abc import Sequence
 from typing import assert_never
 
-from flodl.config.gpus import detect_gpus
+from flodl.config.gpus import GpuInfo, probe_gpus
 from flodl.spec import context
 from flodl.spec.handle import TrainHandle
 from flodl.spec.job import TrainingJob
@@ -14,7 +16,7 @@ def start(job: TrainingJob) -> TrainHandle:
     """Take this process's role and hand the job to its shell. Each shell is imported where it is needed."""
     refuse_wrong_place()
     context.refuse_running()
-    role = take_role(job.config.cluster, os.environ, os.getpid(), detect_gpus)
+    role = take_role(job.config.cluster, os.environ, os.getpid(), _visible_gpus)
     saves_to = job.config.save_path
     handle = TrainHandle(job.config.metrics_fn, job.config.eval_result_fn)
     try:
@@ -46,3 +48,11 @@ def start(job: TrainingJob) -> TrainHandle:
         context.leave()
         raise
     return handle
+
+
+def _visible_gpus() -> Sequence[GpuInfo]:
+    """This machine's, with a word where it seems to have some and offers none."""
+    probe = probe_gpus()
+    if probe.is_surprising:
+        sys.stderr.write(f"flodl: warning: no GPU was found here, so this process trains alone: {probe.reason}\n")
+    return probe.gpus

@@ -1,8 +1,9 @@
 """``fdl debug``: what somebody else needs to find a fault."""
 
 import dataclasses
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -13,6 +14,11 @@ from flodl.launch.document import DocumentFault, load
 from flodl.launch.plan import RunSpec
 from flodl.launch.rundir import RunDir, read_document
 from flodl_cli.runs import complete_any
+
+MAX_ID_CHARS: Final = 64
+"""Three times what fdl's own take."""
+
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 @click.group("debug", short_help="gather what a bug report needs")
@@ -47,7 +53,7 @@ def bundle_command(run: str | None, output: Path | None, lines: int) -> int:
     the script printed is in it as it is: look through it before you share it.
     """
     chosen = rundir.find(run)
-    target = output or Path(f"fdl-debug-{chosen.run_id}.tar.gz")
+    target = output or Path(_default_name(chosen.run_id))
     click.echo("fdl: looking at the run's hosts", err=True)
     done = write_bundle(chosen, target, lines, {"probe.json": _probed(chosen)})
     click.echo(f"{done.path}: {len(done.names) + 1} files, {done.size_bytes:,} bytes")
@@ -55,6 +61,11 @@ def bundle_command(run: str | None, output: Path | None, lines: int) -> int:
         click.echo(f"fdl: no room for {', '.join(done.left_out)}; -n takes fewer lines of each", err=True)
     click.echo("fdl: what the script printed is in it as it is; look through it before you share it", err=True)
     return 0
+
+
+def _default_name(run_id: str) -> str:
+    """The archive's; an id that fdl has not made may hold what belongs into no file name."""
+    return f"fdl-debug-{_ODD.sub('_', run_id)[:MAX_ID_CHARS]}.tar.gz"
 
 
 def _probed(run: RunDir) -> dict[str, Any]:

@@ -145,14 +145,21 @@ def _again(run: str | None, options: LaunchOptions) -> int:
 
 
 def cluster_of(local: int | None, cluster_file: Path | None) -> "ClusterSpec":
-    """The machines that the command line, the environment or the nearest cluster file name; else this one."""
+    """The machines that the command line, the environment or the nearest cluster file name; else this one, with a
+    word where it seems to have a GPU and offers none.
+    """
     from flodl.config.builder import ClusterBuilder, local_cluster
     from flodl.config.cluster import find_cluster_file, load_cluster
-    from flodl.config.gpus import detect_gpus
+    from flodl.config.gpus import probe_gpus
 
     if local is not None:
         return local_cluster(local)
     path = cluster_file or find_cluster_file(Path.cwd(), os.environ)
-    if path is None:
-        return ClusterBuilder.all_local_gpus().build() if detect_gpus() else local_cluster(1)
-    return load_cluster(path)
+    if path is not None:
+        return load_cluster(path)
+    probe = probe_gpus()
+    if probe.gpus:
+        return ClusterBuilder.all_local_gpus().build()
+    if probe.is_surprising:
+        click.echo(f"fdl: warning: no GPU here, so one CPU rank: {probe.reason}\n  if it is meant: --local 1", err=True)
+    return local_cluster(1)

@@ -14,6 +14,9 @@ from flodl.launch.registry import RunSummary, summaries
 LATEST: Final = 10
 """Runs that are shown where nobody says how many."""
 
+MAX_CHARS: Final = 64
+"""Of one cell: a column is as wide as its longest, and a name may be anything. ``--json`` has all of it."""
+
 HEADER: Final = ("RUN", "NAME", "STATE", "EXIT", "DURATION", "LOWEST LOSS", "LAST EVAL")
 
 
@@ -49,14 +52,18 @@ def _chosen(show_all: bool, lines: int | None) -> list[RunSummary]:
 
 def _row(run: RunSummary) -> tuple[str, ...]:
     return (
-        run.run_id,
-        run.name,
-        run.state,
+        _cut(run.run_id),
+        _cut(run.name),
+        _cut(run.state),
         "" if run.exit_code is None else str(run.exit_code),
         "" if run.duration_s is None else duration(run.duration_s),
         _metric(run.lowest_loss),
         _metric(run.last_eval),
     )
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_CHARS else f"{text[: MAX_CHARS - 1]}…"
 
 
 def _metric(found: Any) -> str:

@@ -110,7 +110,8 @@ def _check_choice(state: Mapping[str, Any], wanted: frozenset[int] | None, hosts
     """
     ranks_of: dict[str, list[int]] = {}
     for rank in state.get("ranks") or []:
-        ranks_of.setdefault(str(rank["host"]), []).append(int(rank["rank"]))
+        if isinstance(rank.get("rank"), int):
+            ranks_of.setdefault(str(rank.get("host", "")), []).append(rank["rank"])
     fitting = [
         rank
         for host, ranks in ranks_of.items()

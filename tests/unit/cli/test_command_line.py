@@ -9,6 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from flodl.errors import ConfigError
 from flodl_cli.commands.cmd_launch import command as launch_command
 from flodl_cli.commands.cmd_launch import split_script
 from flodl_cli.main import COMMANDS, cli, main
@@ -59,6 +60,63 @@ def test_script_gets_its_arguments_byte_for_byte(tmp_path: Path) -> None:
 
     ranks = next(line for line in result.output.splitlines() if line.startswith("  ranks"))
     assert shlex.split(ranks)[2:] == ["t r.py", *words]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            "echo Driver/library version mismatch; exit 18",
+            "nvidia-smi exited with 18: Driver/library version mismatch; ",
+        ),
+        ("kill -9 $$", "nvidia-smi exited with -9: it printed nothing; "),
+        ("echo 0, GPU-x", "nvidia-smi lists no GPU: 0, GPU-x; "),
+    ],
+)
+@pytest.mark.parametrize("args", [["launch", "--dry-run"], ["probe"]])
+def test_gpu_that_is_not_offered_is_no_silent_cpu_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], answer: str, words: str
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{answer}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    result = fdl(*args, "train.py")
+    assert result.exit_code == 0
+    assert f"fdl: warning: no GPU here, so one CPU rank: {words}" in result.stderr
+
+
+def test_machine_without_any_sign_of_a_gpu_is_not_warned_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").write_text("")
+    for name in ("DRIVER_FILE", "AMD_FILE"):
+        monkeypatch.setattr(f"flodl.config.gpus.{name}", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "warning" not in fdl("launch", "--dry-run", "train.py").output
+
+
+@pytest.mark.parametrize("args", [["launch", "--dry-run", "--local", "1"], ["probe", "--local", "1"]])
+def test_script_whose_name_is_no_text_is_refused_and_a_folder_or_an_argument_is_not(
+    tmp_path: Path, args: list[str]
+) -> None:
+    odd = os.fsdecode(b"qu\xffick")
+    (tmp_path / odd).mkdir()
+    for path in (tmp_path / f"{odd}.py", tmp_path / odd / "train.py"):
+        path.write_text("")
+    refused = fdl(*args, f"{odd}.py")
+    assert isinstance(refused.exception, ConfigError)
+    assert str(refused.exception).endswith(f"/{odd}.py: its name is no UTF-8 text; rename it")
+    code = "from flodl_cli.main import main; main()"
+    words = [sys.executable, "-c", code, *args, f"{odd}/train.py", *([odd] if args[0] == "launch" else [])]
+    done = subprocess.run(words, capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_module_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"qu\xffick")
+    (tmp_path / f"{odd}.py").write_text("")
+    with pytest.raises(ConfigError, match="its name is no UTF-8 text; rename it"):
+        launch_command.main(["--dry-run", "--local", "1", "-m", odd], standalone_mode=False)
 
 
 def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:

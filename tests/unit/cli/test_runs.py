@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ import pytest
 from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
+from flodl.errors import PeerLost
 from flodl.launch import rundir
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started
 from flodl_cli.main import cli
@@ -51,6 +54,23 @@ def test_runs_are_listed_newest_first_with_how_they_ended() -> None:
     ]
     assert lines[-1].split()[3] == "0"
     assert lines[-1].endswith("0.25 (epoch 2)")
+
+
+def test_overlong_names_do_not_widen_the_list() -> None:
+    make("20260101-000000-aaaa", "n" * 5000)
+    (rundir.state_home() / "runs" / ("r" * 250)).mkdir()
+    lines = fdl("ps").output.splitlines()
+    assert max(map(len, lines)) < 200
+    assert lines[1].split()[0] == "r" * 63 + "…"
+    assert lines[2].split()[1] == "n" * 63 + "…"
+    assert "n" * 5000 in fdl("ps", "--json").output
+
+
+def test_bundle_of_a_run_with_a_hostile_id_has_a_plain_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(make("20260101-000000-aaaa", "old").path, rundir.state_home() / "runs" / ("9\x1b[31m\n" + "ü" * 80))
+    assert fdl("debug", "bundle").exit_code == 0
+    assert [path.name for path in tmp_path.glob("fdl-debug-*")] == [f"fdl-debug-9__31m_{'_' * 57}.tar.gz"]
 
 
 def test_live_run_is_listed_however_old_it_is() -> None:
@@ -120,6 +140,19 @@ def test_abort_ends_a_controller_that_does_not_answer(monkeypatch: pytest.Monkey
         assert controller.wait(10) == -signal.SIGKILL
     assert result.exit_code == 0, result.output
     assert "does not answer; ending it" in result.stderr
+
+
+def test_attach_gives_up_where_nothing_answers_and_the_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("flodl_cli.commands.cmd_attach.ANSWER_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    run = make("20260101-000000-aaaa", "mute")
+    run.announce(rundir.own_info("127.0.0.1", port))
+    result = fdl("attach")
+    assert isinstance(result.exception, PeerLost)
+    words = f"its process lives (pid {os.getpid()}), and nothing has answered for 0.5 s; to end it: fdl stop -x "
+    assert str(result.exception).startswith(f"controller 127.0.0.1:{port}: ")
+    assert str(result.exception).endswith(words + run.run_id)
 
 
 def test_damaged_documents_stop_no_command(tmp_path: Path) -> None:

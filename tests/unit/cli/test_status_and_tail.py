@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import subprocess
+import sys
 import tarfile
 import time
 from dataclasses import replace
@@ -410,3 +412,40 @@ def test_what_is_no_age_is_refused(text: str) -> None:
 def test_bad_pattern_is_refused(ended: RunDir) -> None:
     with pytest.raises(ConfigError, match="--grep"):
         fdl("tail", "--grep", "(")
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"hosts": 7, "ranks": 7},
+        {"hosts": [{"host": "a\ud800", "age_s": 10**400}], "ranks": [{"rank": None, "host": 10**400}]},
+        {"message": "a\ud800", "losses": 7, "failure": {"losses": 7}},
+    ],
+)
+@pytest.mark.parametrize(
+    "args", [["status"], ["status", "--json"], ["tail"], ["tail", "--host", "node-a"], ["debug", "bundle"], ["ps"]]
+)
+def test_damaged_reports_stop_no_command(
+    ended: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: list[str], report: dict[str, object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended.write("run.json", json.dumps({"name": "digits\ud800", "hosts": [{"name": "a\ud800"}]}))
+    for name in ("state.json", "outcome.json"):
+        ended.write(name, json.dumps(report))
+    result = fdl(*args)
+    assert result.exit_code == 0
+    assert "\ud800".encode("utf-8", "surrogatepass") not in result.stdout_bytes
+
+
+def test_output_that_the_terminal_cannot_hold_is_escaped(ended: RunDir) -> None:
+    (ended.logs / "head.stdout.log").write_text("é漢\n")
+    code = "import sys; from flodl_cli.main import main; main(sys.argv[1:])"
+    environ = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "tail", "-n1", "--no-prefix"],
+        check=True,
+        env=environ,
+        capture_output=True,
+        timeout=60,
+    )
+    assert b"\xe9\\u6f22\n" in shown.stdout

@@ -10,6 +10,7 @@ import pytest
 from flodl.config import gpus as gpus_module
 from flodl.config.gpus import (
     GpuInfo,
+    GpuProbe,
     VisibleDevicesError,
     amd_sign,
     detect_gpus,
@@ -196,6 +197,7 @@ def test_hidden_gpus_are_not_asked_for(bench: Path) -> None:
     env = env_with(bench, f"touch {bench}/asked", CUDA_VISIBLE_DEVICES="")
 
     assert "hides every GPU" in probe_gpus(env).reason
+    assert not probe_gpus(env).is_surprising
     assert not (bench / "asked").exists()
 
 
@@ -210,7 +212,7 @@ def test_out_of_range_device_raises_with_this_host(bench: Path) -> None:
         ("echo NVIDIA-SMI has failed because; exit 9", "nvidia-smi exited with 9: NVIDIA-SMI has failed because"),
         ("exit 9", "nvidia-smi exited with 9: it printed nothing"),
         ("echo No devices were found", "nvidia-smi lists no GPU: No devices were found"),
-        ("printf '\\377\\376'", "nvidia-smi lists no GPU"),
+        ("printf '\\377\\376\\033[2J'", "nvidia-smi lists no GPU: \ufffd\ufffd?[2J"),
         ("kill -SEGV $$", "nvidia-smi exited with -11"),
     ],
 )
@@ -219,6 +221,7 @@ def test_failing_nvidia_smi_means_no_gpu_and_a_reason(bench: Path, script: str, 
 
     assert probe.gpus == ()
     assert probe.reason.startswith(reason)
+    assert probe.is_surprising
 
 
 def test_driver_that_does_not_know_a_field_is_asked_without_it(bench: Path) -> None:
@@ -259,7 +262,7 @@ def test_amd_gpu_is_told_by_its_device_or_its_program(bench: Path, monkeypatch: 
 
 
 def test_absent_nvidia_smi_means_no_gpu(bench: Path) -> None:
-    assert probe_gpus({"PATH": str(bench)}).reason == "nvidia-smi is not on PATH"
+    assert probe_gpus({"PATH": str(bench)}) == GpuProbe((), "nvidia-smi is not on PATH")
     assert detect_gpus({"PATH": str(bench), "CUDA_VISIBLE_DEVICES": "0"}) == []
 
 

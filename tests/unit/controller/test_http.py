@@ -26,6 +26,7 @@ from tests.unit.runtime.tls_pair import certificate
 
 LIMIT_S = 60.0
 HOST = "Host: localhost\r\n"
+OWNER = HOST + f"Authorization: Bearer {'5e' * 32}\r\n"
 
 
 class Site:
@@ -444,6 +445,43 @@ def test_too_many_followers_are_turned_away(serve: Serve, monkeypatch: pytest.Mo
         return status
 
     assert serve(scenario) == 503
+
+
+async def follow(site: Site, headers: str = HOST) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A stream that has begun."""
+    reader, writer = await site.open()
+    writer.write(f"GET /events?follow=1 HTTP/1.1\r\n{headers}\r\n".encode())
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    return reader, writer
+
+
+@pytest.mark.parametrize("site", ["serve", "serve_tls"])
+def test_followers_with_the_read_token_replace_the_oldest_without(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, site: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(http, "MAX_FOLLOWERS", 3)
+
+    async def scenario(site: Site) -> tuple[list[int], list[bytes], bytes]:
+        strangers = [await follow(site) for _ in range(3)]
+        owners = [await follow(site, OWNER) for _ in range(2)]
+        for reader, _ in strangers[:2]:  # the oldest, and they see an end
+            while await reader.read(1 << 10):
+                pass
+        statuses = [(await site.ask("/logs"))[0]]
+        owners.append(await follow(site, OWNER))
+        statuses += [(await site.ask("/logs", headers=headers))[0] for headers in (HOST, OWNER)]
+        site.event()
+        heard = [(await reader.readuntil(b"}\n")) for reader, _ in owners]
+        for _, writer in (*strangers, *owners):
+            writer.close()
+        await site.server.until_read()
+        return statuses, heard, await strangers[2][0].read()
+
+    statuses, heard, last = request.getfixturevalue(site)(scenario)
+    assert statuses == [503, 503, 503]
+    assert all(b"a detail" in each for each in heard)
+    assert b"a detail" not in last
+    assert not caplog.records
 
 
 def test_slow_clients_make_room_and_run_out_of_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

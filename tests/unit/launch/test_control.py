@@ -311,6 +311,23 @@ def test_whoever_does_not_speak_tls_is_a_lost_peer() -> None:
         thread.join()
 
 
+@pytest.mark.parametrize("said", [b"SSH-2.0-x\r\n", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(64), b"\0\0\0\1\xc1"])
+def test_what_is_no_controller_is_a_lost_peer_with_a_place_and_a_remedy(said: bytes) -> None:
+    def answer(server: socket.socket) -> None:
+        accepted, _ = server.accept()
+        with accepted:
+            accepted.sendall(said)
+            accepted.recv(1 << 16)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        port = server.getsockname()[1]
+        with pytest.raises(PeerLost, match=rf"^controller 127\.0\.0\.1:{port} speaks another protocol: check the port"):
+            ControllerClient("", TOKEN, "127.0.0.1", port).ask_bootstrap("c")
+        thread.join()
+
+
 def test_announced_controller_is_asked_as_it_announces(tls_site: Site, tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     run.write("token", TOKEN.hex())

@@ -1,5 +1,7 @@
 """Which file holds the join token of a run."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -106,6 +108,41 @@ def test_launch_says_that_a_damaged_join_token_takes_no_walk_ins(
     assert f"this run takes no walk-ins: {state_home / 'join.token'}: not a token" in said
     assert "fdl join-config NAME --regen" in said
     assert f"chmod go-w {state_home}" in said
+
+
+def write(path: Path, content: bytes, mode: int = 0o600) -> None:
+    path.write_bytes(content)
+    path.chmod(mode)
+
+
+REGEN = "--regen makes a new join token"
+AWAY = "move it away, then fdl join-config NAME makes a join token"
+
+
+@pytest.mark.parametrize(
+    ("place", "remedy", "never"),
+    [
+        (lambda path: write(path, b"zz"), AWAY, "--regen"),
+        (lambda path: write(path, b"ab" * 33), AWAY, "--regen"),
+        (os.mkfifo, AWAY, "--regen"),
+        (os.mkdir, AWAY, "--regen"),
+        (lambda path: path.symlink_to(path.with_name("elsewhere")), AWAY, "--regen"),
+        (lambda path: write(path, b""), REGEN, "move it away"),
+        (lambda path: write(path, b"abc"), REGEN, "move it away"),
+        (lambda path: write(path, bytes(64)), REGEN, "move it away"),
+        (lambda path: write(path, b"ab" * 32, 0o644), "run: chmod 600", "join-config"),
+        (lambda path: None, "fdl join-config NAME makes one", "--regen"),
+    ],
+)
+def test_remedy_for_a_join_token_is_one_that_helps(
+    tmp_path: Path, place: Callable[[Path], None], remedy: str, never: str
+) -> None:
+    path = tmp_path / "t"
+    place(path)
+    with pytest.raises(ConfigError) as caught:
+        join_token.read(path)
+    assert remedy in str(caught.value)
+    assert never not in str(caught.value)
 
 
 def test_own_file_that_is_whole_has_no_fault() -> None:

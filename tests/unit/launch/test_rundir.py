@@ -1,6 +1,7 @@
 """The registry of runs: what is created, with which modes, and which run a word means."""
 
 import errno
+import json
 import os
 import subprocess
 from collections.abc import Callable
@@ -311,3 +312,26 @@ def test_empty_word_names_no_run(word: str) -> None:
     for must_be_live in (False, True):
         with pytest.raises(ConfigError, match="names no run"):
             rundir.find(word, must_be_live=must_be_live)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"port": 10**20}, {"port": 0}, {"port": -1}, {"port": 65536}, {"certificate": "zz"},
+        {"address": ""}, {"address": "x" * 300}, {"address": "a..b"}, {"address": "a\0b"}, {"address": "\u00e9" * 70},
+    ],
+)  # fmt: skip
+def test_announcement_of_what_is_no_place_is_none(change: dict[str, object]) -> None:
+    run = make("20260101-000000-aaaa", live=True)
+    assert run.is_live()
+    run.write("controller.json", json.dumps({**json.loads(run.controller_json.read_text()), **change}))
+    assert (run.controller(), run.is_live()) == (None, False)
+
+
+def test_what_a_run_reports_of_itself_comes_as_it_can_be_shown_and_what_was_asked_as_it_is() -> None:
+    run = make("20260101-000000-aaaa")
+    for name in ("run.json", "state.json", "outcome.json"):
+        run.write(name, r'{"name": "a\ud800"}')
+    assert run.read_json("run.json") == {"name": "a\ud800"}
+    assert run.read_json("state.json") == run.read_json("outcome.json") == {"name": "a\\ud800"}
+    assert rundir.run_name(run) == "a\\ud800"
