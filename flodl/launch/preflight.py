@@ -16,6 +16,7 @@ from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
 from flodl.launch.rundir import read_token_file
+from flodl.runtime.reason import reason_of
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
@@ -139,7 +140,7 @@ def _resolves(target: str) -> str:
     try:
         socket.getaddrinfo(target, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return str(error)
+        return reason_of(error)
     return ""
 
 
