@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from flodl.config.gpus import parse_query
+from flodl.core.counted import counted
 from flodl.errors import HostUnreachable
 from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan
@@ -148,12 +149,13 @@ def _load(host: HostPlan, facts: Facts) -> list[Finding]:
     need = len(host.devices) * RANK_BYTES
     found = [ok("cores", host.name, str(facts.cores)), ok("memory", host.name, size_words(facts.memory_bytes))]
     if ranks > facts.cores:
-        words = f"{ranks} CPU ranks share {facts.cores} core(s): more ranks than cores train no faster"
+        words = f"{ranks} CPU ranks share {counted(facts.cores, 'core')}: more ranks than cores train no faster"
         remedy = "fewer ranks, unless it is only to try something out"
         found[0] = Finding("cores", host.name, Level.WARN, words, "", remedy)
     if 0 < facts.memory_bytes < need:
         words = (
-            f"{len(host.devices)} ranks need {need / 1e9:.1f} GB of memory, without model and data, and "
+            f"{counted(len(host.devices), 'rank')} {'needs' if len(host.devices) == 1 else 'need'} {need / 1e9:.1f} GB "
+            "of memory, without model and data, and "
             f"{facts.memory_bytes / 1e9:.1f} GB are free"
         )
         found[1] = Finding(

@@ -49,7 +49,7 @@ def test_good_host_is_green_in_every_check_that_concerns_it() -> None:
         ({"packages": {}}, "packages", ERROR, "has no numpy", "pip install numpy"),
         ({"missing_modules": ("sklearn",)}, "modules", WARN, "the script imports sklearn", "the package's own name"),
         ({"script": "/opt/project/train.py not found"}, "script", ERROR, "train.py not found", "up to date"),
-        ({"memory_bytes": RANK_BYTES - 1}, "memory", WARN, "1 ranks need 0.1 GB", "fewer ranks"),
+        ({"memory_bytes": RANK_BYTES - 1}, "memory", WARN, "1 rank needs 0.1 GB", "fewer ranks"),
         ({"limits": {"nofile": 256}}, "limits", WARN, "256 open files are allowed", "ulimit -n 8192"),
         ({"limits": {"nproc": 100}}, "limits", WARN, "100 processes", "ulimit -u"),
         ({"limits": {"memlock": 65536}, "has_rdma": True}, "limits", WARN, "64 KiB of locked memory", "ulimit -l"),
@@ -86,7 +86,7 @@ def test_versions_that_differ_say_what_is_expected() -> None:
 def test_more_cpu_ranks_than_cores_are_warned_about() -> None:
     assert wrong(judged(host(devices=("cpu",) * 8))) == {}
     finding = of(judged(host(devices=("cpu",) * 9)), "cores")
-    assert finding.read == "9 CPU ranks share 8 core(s): more ranks than cores train no faster"
+    assert finding.read == "9 CPU ranks share 8 cores: more ranks than cores train no faster"
 
 
 # --------------------------------------------------------------------------------------------------------------- disks
