@@ -83,13 +83,13 @@ def report(failed: list[HostUnreachable]) -> None:
         raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}\n{others}")
 
 
-def check_here() -> list[str]:
+def check_here(spec: RunSpec) -> list[str]:
     """What this machine, as the run's head and controller, may suffer from.
 
     Raises:
         PreflightError: there is no room for the run's directory, or no torch.
     """
-    found = look_here()
+    found = look_here(spec)
     errors = [finding for finding in found if finding.level is Level.ERROR]
     if errors:
         raise PreflightError("\n".join(f"{sentence(error)}\n  {error.remedy}" for error in errors))
