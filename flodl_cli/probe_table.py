@@ -6,6 +6,7 @@ from typing import Final, TextIO
 from rich.table import Table
 from rich.text import Text
 
+from flodl.core.counted import counted
 from flodl.launch.probe.finding import CHECKS, Finding, Level
 from flodl.launch.probe.survey import Survey
 from flodl.spec.words import printable
@@ -27,7 +28,7 @@ def report_text(found: Survey, hosts: Sequence[str], stream: TextIO) -> str:
         console.print()
         for finding in wrong:
             console.print(_lines(finding), soft_wrap=True)
-        console.print(_verdict(wrong, len(hosts), found.duration_s), soft_wrap=True)
+        console.print(_verdict(wrong, found), soft_wrap=True)
     return "\n".join(line.rstrip() for line in capture.get().rstrip().split("\n"))
 
 
@@ -66,7 +67,7 @@ def _lines(finding: Finding) -> Text:
     return text
 
 
-def _verdict(wrong: Sequence[Finding], host_count: int, duration_s: float) -> Text:
+def _verdict(wrong: Sequence[Finding], found: Survey) -> Text:
     errors = sum(finding.level is Level.ERROR for finding in wrong)
-    counted = f"{errors} error(s), {len(wrong) - errors} warning(s)" if wrong else "ready"
-    return Text(f"{counted}; {host_count - 1} host(s) asked in {duration_s:.1f} s")
+    said = f"{counted(errors, 'error')}, {counted(len(wrong) - errors, 'warning')}" if wrong else "ready"
+    return Text(f"{said}; {counted(found.asked_count, 'host')} asked in {found.duration_s:.1f} s")

@@ -272,9 +272,20 @@ class JoinSpec(_Spec):
             expected = f"at most target_ranks, which is {self.target_ranks}"
             findings.append(Finding(("min_rank_start",), expected))
         if self.join_timeout > self.max_join_timeout:
-            expected = f"at most max_join_timeout, which is {self.max_join_timeout:g} seconds"
-            findings.append(Finding(("join_timeout",), expected))
+            findings.append(self._misordered())
         return _checked(self, findings)
+
+    def _misordered(self) -> Finding:
+        """``join_timeout`` above ``max_join_timeout``, of which one may be the default: told at the key that is set."""
+        least, most = f"{self.join_timeout:g} seconds", f"{self.max_join_timeout:g} seconds"
+        if "join_timeout" in self.model_fields_set:
+            default = "" if "max_join_timeout" in self.model_fields_set else " by default"
+            expected = f"at most max_join_timeout, which is {most}{default}"
+            return Finding(
+                ("join_timeout",), expected, f"lower `join_timeout`, or set `max_join_timeout` to {least} or more"
+            )
+        expected = f"at least join_timeout, which is {least} by default"
+        return Finding(("max_join_timeout",), expected, f"add `join_timeout: {self.max_join_timeout:g}`, or less")
 
 
 class ControllerSpec(_Spec):
@@ -441,7 +452,7 @@ class ClusterSpec(_Spec):
         known = sum(len(each) for each in devices if each != "all")
         if join.elastic or "all" in devices or not least or least <= known:
             return []
-        expected = f"at most the {known} rank(s) of the workers: with `elastic: false` nobody else may come"
+        expected = f"at most {known}, as many ranks as the workers have: with `elastic: false` nobody else may come"
         return [Finding(("controller", "join", key), expected)]
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 
+from flodl.core.counted import counted
 from flodl.core.membership import Member, Membership
 from flodl.messages import HeadReady, HostHello, RankReady, Settings
 
@@ -56,7 +57,8 @@ def miscounted_ratios(settings: Settings, world_size: int) -> str:
     ratios = settings.cadence.partition_ratios
     if ratios is None or len(ratios) == world_size:
         return ""
-    return f"partition_ratios has {len(ratios)} ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+    have = f"{counted(len(ratios), 'ratio')} for {counted(world_size, 'rank')}"
+    return f"partition_ratios has {have}; give one per rank, in rank order"
 
 
 def torch_skew(members: Iterable[Member]) -> str:
@@ -151,11 +153,9 @@ def _too_small(settings: Settings, ranks: int) -> str:
     if settings.dataset_size >= ranks:
         callback_rank = settings.callback_rank
         if callback_rank is not None and callback_rank >= ranks:
-            return (
-                f"epoch_callback_policy names rank {callback_rank}, but there are only {ranks} ranks (0 … {ranks - 1})"
-            )
+            return f"epoch_callback_policy names rank {callback_rank}, but the highest rank is {ranks - 1}"
         return ""
     return (
-        f"the dataset has {settings.dataset_size} sample(s) for {ranks} ranks: "
-        f"every rank needs at least one; use at most {settings.dataset_size} rank(s)"
+        f"the dataset has {counted(settings.dataset_size, 'sample')} for {counted(ranks, 'rank')}: "
+        f"every rank needs at least one; use at most {counted(settings.dataset_size, 'rank')}"
     )

@@ -28,6 +28,7 @@ from flodl.core.actions import (
     Severity,
 )
 from flodl.core.admission import shut_off
+from flodl.core.counted import numbered
 from flodl.core.events import (
     BundleRead,
     DrainAsked,
@@ -618,7 +619,7 @@ class JobCore:
         if refusal or self.training is None:
             return [Record("drain_refused", Severity.WARNING, refusal, {"host": event.host})]
         host, ranks = event.host, self._alive(event.host)
-        named = f"rank {', '.join(map(str, ranks))} leave at the next commit"
+        named = f"{numbered('rank', ranks)} {'leaves' if len(ranks) == 1 else 'leave'} at the next commit"
         detail = f"{event.source} drains {host}: {named if ranks else 'no rank of it takes part; it leaves now'}"
         actions: list[JobAction] = [Record("draining", Severity.INFO, detail, {"host": host, "ranks": ranks})]
         actions += self.leaving.drain(host, ranks)

@@ -8,6 +8,7 @@ ranks that are lost on the way there (``core.job``).
 from collections.abc import Collection, Iterable
 
 from flodl.core.actions import JobAction, SendHost
+from flodl.core.counted import counted
 from flodl.core.membership import Membership
 from flodl.ids import HostName, RankId
 from flodl.messages import StopHost
@@ -38,7 +39,8 @@ class Leaving:
             return f"host {host} is being drained already"
         stay = [rank for rank in self._membership.live if self._host_of(rank) not in (host, *self._draining)]
         if len(stay) < least:
-            return f"without {host} only {len(stay)} rank(s) would be left, and the mode needs {least}: use fdl stop"
+            left = counted(len(stay), "rank")
+            return f"without {host} only {left} would be left, and the mode needs {least}: use fdl stop"
         return ""
 
     def drain(self, host: HostName, ranks: Iterable[RankId]) -> list[JobAction]:

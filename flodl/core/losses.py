@@ -4,6 +4,8 @@ Invariants: only ranks that were admitted count; the measure is the world's size
 It does not decide what a single loss means, nor how the run ends: JobCore does.
 """
 
+from flodl.core.counted import counted
+
 
 class Losses:
     """See the module docstring. ``count`` are lost since the formation."""
@@ -25,4 +27,4 @@ class Losses:
         if limit is None or self.count < (limit if limit >= 1 else limit * self._size):
             return ""
         of = f"{limit:g}" if limit >= 1 else f"{limit:g} of {self._size}"
-        return f"{self.count} rank(s) lost, and max_failure is {of}"
+        return f"{counted(self.count, 'rank')} lost, and max_failure is {of}"

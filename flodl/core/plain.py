@@ -17,6 +17,7 @@ from typing import assert_never
 
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, EndRun, Failure, JobAction, Record, RestoreHost, SendHost, Severity
+from flodl.core.counted import counted
 from flodl.core.events import (
     BundleRead,
     DrainAsked,
@@ -377,7 +378,12 @@ class PlainCore:
         self.started_s, self.ended_s = now_s, {}
         self.beats.clear()
         size, hosts = len(self.membership), len(places.hosts)
-        note = Record("spawning", Severity.INFO, f"starting {size} rank(s) on {hosts} host(s)", {"port": picked.port})
+        note = Record(
+            "spawning",
+            Severity.INFO,
+            f"starting {counted(size, 'rank')} on {counted(hosts, 'host')}",
+            {"port": picked.port},
+        )
         address = self._address or picked.address
         return [note, *places.orders(address, picked.port, self.restarts.count, self.settings.max_restarts)]
 

@@ -6,6 +6,7 @@ taken costs no restart, and is no accident any more after ``MAX_PORT_TRIES``. It
 
 from flodl.core import ending as end
 from flodl.core.actions import Failure, Record, Severity
+from flodl.core.counted import counted
 
 MAX_PORT_TRIES = 5
 """Ports in a row that a stranger may take before our rank does; each is another number, so more is no accident."""
@@ -63,7 +64,7 @@ class Restarts:
 
     def give_up(self, failure: Failure) -> None:
         """``failure`` is the run's."""
-        after = f", after {self.count} restart(s)" if self.count else ""
+        after = f", after {counted(self.count, 'restart')}" if self.count else ""
         self._ending.fail(failure, _named(failure) + after)
         self._ending.collateral += self._followers
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from flodl.core import ending as end
 from flodl.core.actions import DropHost, Failure, JobAction, Record, SendHost, Severity
 from flodl.core.admission import disagreement, fits_head, miscounted_ratios, shut_off, torch_skew
+from flodl.core.counted import counted
 from flodl.core.events import HostFailed, StartAsked
 from flodl.core.liveness import Liveness
 from flodl.core.membership import Membership, RankStatus
@@ -54,13 +55,13 @@ class Startup:
         self.window.join(hello)
         self._liveness.watch_host(hello.host, now_s)
         known = ", a host of no roster," if self.window.is_guest(hello.host) else ""
-        detail = f"{hello.host}{known} joined with {len(hello.devices)} device(s): {self.window.tally()}"
+        detail = f"{hello.host}{known} joined with {counted(len(hello.devices), 'device')}: {self.window.tally()}"
         return [Record("host_joined", Severity.INFO, detail, {"host": hello.host, "address": hello.address})]
 
     def fail(self, event: HostFailed) -> list[JobAction]:
         """The host could not be brought up."""
         self.window.fail(Absence(event.host, event.stage, event.reason, event.remedy))
-        detail = f"{event.host}: {event.stage}: {event.reason}"
+        detail = f"{event.host}: {event.stage}: {event.reason}" + (f"\n  {event.remedy}" if event.remedy else "")
         return [Record("host_failed", Severity.CRITICAL, detail, {"host": event.host, "stage": event.stage})]
 
     def verdict(self, now_s: float) -> Verdict:
@@ -116,23 +117,21 @@ class Startup:
             mine = specs.setdefault(host, [])
             mine.append(RankSpec(member.rank, len(mine), device))
         world_size = len(self._membership)
-        note = Record("spawning", Severity.INFO, f"starting {world_size} rank(s) on {len(specs)} host(s)", {})
+        note = Record(
+            "spawning", Severity.INFO, f"starting {counted(world_size, 'rank')} on {counted(len(specs), 'host')}", {}
+        )
         orders = (SendHost(host, SpawnRanks(world_size, tuple(ranks))) for host, ranks in specs.items())
         return [*self.note_shortfall(), note, *orders]
 
     def note_shortfall(self) -> list[JobAction]:
         """A start without some of the roster is said, with their names."""
-        missing = ", ".join(str(absence) for absence in self.window.absences())
-        if not missing:
+        absences = self.window.absences()
+        if not absences:
             return []
-        return [
-            Record(
-                "degraded_start",
-                Severity.WARNING,
-                f"starting with {self.window.rank_count} rank(s), without {missing}",
-                {},
-            )
-        ]
+        # Reason and remedy of a host that could not be brought up stand in its host_failed.
+        missing = ", ".join(f"{each.host} ({each.stage})" if each.stage != "join" else str(each) for each in absences)
+        detail = f"starting with {counted(self.window.rank_count, 'rank')}, without {missing}"
+        return [Record("degraded_start", Severity.WARNING, detail, {})]
 
     def report_ready(self, report: RankReady) -> None:
         """A rank has built its model; a second report changes nothing."""
@@ -211,7 +210,7 @@ class Startup:
         size = len(self._membership)
         checkpoint = self.settings.checkpoint
         stems = {"save_path": checkpoint.save_path, "resume_from": checkpoint.resume_from}
-        note = Record("admitted", Severity.INFO, f"{len(ranks)} rank(s) agree", stems)
+        note = Record("admitted", Severity.INFO, f"{counted(len(ranks), 'rank')} admitted", stems)
         skew = torch_skew(self._membership[rank] for rank in ranks)
         notes = [note, *([Record("torch_skew", Severity.WARNING, f"torch differs: {skew}", {})] if skew else [])]
         return [

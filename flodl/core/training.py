@@ -25,6 +25,7 @@ from flodl.core.actions import (
 )
 from flodl.core.cadence import Cadence
 from flodl.core.callbacks import Callbacks
+from flodl.core.counted import counted, numbered
 from flodl.core.disagreement import MAX_DISSENTS, MAX_NAMED, Disagreement
 from flodl.core.dispatch import Dispatch
 from flodl.core.formation import FORMATION_TIMEOUT_S, Formation, FormationState
@@ -243,8 +244,8 @@ class Training:
 
     def lose(self, ranks: tuple[RankId, ...], now_s: float) -> list[JobAction]:
         """This module's part of the cascade: round, samples, cadence, group. The ranks were live and are buried."""
-        named = ", ".join(map(str, ranks))
-        actions = self._abort(f"rank {named} is lost") if self._round.state is RoundState.REDUCING else []
+        lost = f"{numbered('rank', ranks)} {'is' if len(ranks) == 1 else 'are'} lost"
+        actions = self._abort(lost) if self._round.state is RoundState.REDUCING else []
         for rank in ranks:
             self._round.drop(rank)
             self._left_out.pop(rank, None)
@@ -283,8 +284,7 @@ class Training:
         for rank in ranks:
             self.elche.add_rank(rank)
             self._round.add(rank)
-        named = ", ".join(map(str, ranks))
-        detail = f"rank {named} joined at version {self.version}; {len(live)} ranks train now"
+        detail = f"{numbered('rank', ranks)} joined at version {self.version}; {len(live)} ranks train now"
         note = Record("rank_joined", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
         size = len(self._membership)
         admitted = [self._to(rank, Admitted(rank, size, live, self.version)) for rank in live]
@@ -442,8 +442,9 @@ class Training:
         for rank in ranks:
             self.supply.reclaim(rank)
             self.elche.remove_rank(rank)
-        named = ", ".join(map(str, ranks))
-        detail = f"rank {named} left at version {self.version}; {len(self._membership.live)} ranks train on"
+        left = len(self._membership.live)
+        trains = f"{counted(left, 'rank')} {'trains' if left == 1 else 'train'} on"
+        detail = f"{numbered('rank', ranks)} left at version {self.version}; {trains}"
         note = Record("rank_left", Severity.INFO, detail, {"version": self.version, "ranks": ranks})
         leave = [self._to(rank, FinishRank(rank, DRAINED)) for rank in ranks]
         return [note, *leave, *self._pass_on_calls(ranks), *self._form(now_s)]

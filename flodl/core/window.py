@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from flodl.core.counted import counted, there
 from flodl.ids import HostName, RankId
 from flodl.messages import Device, HostHello
 
@@ -123,7 +124,7 @@ class JoinWindow:
             return f"host {hello.host} offers no device"
         ranks = self.settings.ranks.get(hello.host, ()) if is_waiting else ()
         if ranks and len(ranks) != len(hello.devices):
-            return f"host {hello.host} offers {len(hello.devices)} device(s) for ranks {list(ranks)}"
+            return f"host {hello.host} offers {counted(len(hello.devices), 'device')} for ranks {list(ranks)}"
         return ""
 
     def join(self, hello: HostHello) -> None:
@@ -212,11 +213,11 @@ class JoinWindow:
         settings = self.settings
         if not (settings.target_ranks or settings.min_rank_start or settings.start is not StartRule.AUTO):
             return ""
-        least = f"{self.least} ranks" if self.least else "all hosts"
+        least = counted(self.least, "rank") if self.least else "all hosts"
         ways = []
         if settings.start is not StartRule.MANUAL:
             all_hosts = "with all hosts" if settings.roster else f"with {least}"
-            ways.append(f"with {settings.target_ranks} ranks" if settings.target_ranks else all_hosts)
+            ways.append(f"with {counted(settings.target_ranks, 'rank')}" if settings.target_ranks else all_hosts)
             if (settings.roster or settings.target_ranks) and self.least != settings.target_ranks:
                 ways.append(f"with {least} after {settings.join_timeout_s:g} s")
         if settings.start is not StartRule.AUTO:
@@ -226,10 +227,10 @@ class JoinWindow:
     def tally(self) -> str:
         """How many are there, and how many there shall be."""
         if self.least:
-            return f"{self.rank_count} of {self.least} ranks are there"
+            return there(self.rank_count, self.least, "rank")
         here = sum(not self.is_guest(host) for host in self._joined)
         more = f", and {len(self._joined) - here} more" if len(self._joined) > here else ""
-        return f"{here} of {len(self.settings.roster)} hosts are there{more}"
+        return f"{there(here, len(self.settings.roster), 'host')}{more}"
 
     @property
     def _is_roster_there(self) -> bool:

@@ -7,6 +7,8 @@ of flodl's own processes: a ``queue.py`` next to the script must not break them.
 import shlex
 from typing import TYPE_CHECKING, Final
 
+from flodl import __version__
+
 if TYPE_CHECKING:
     from flodl.launch.plan import HostPlan
 
@@ -35,6 +37,14 @@ _LOGIN_SHELL: Final = (
     'case "${SHELL##*/}" in bash|zsh|ksh|dash|ash|sh) fdl_sh=$SHELL;; *) fdl_sh=/bin/sh;; esac; '
     'exec "$fdl_sh" -lc "$3" fdl "$1" "$2"'
 )
+
+
+def install_command(python: str) -> str:
+    """How a host gets the flodl that runs here, which is on no index: from a wheel, which the README makes."""
+    return (
+        f"{python} -m pip install ./flodl-{__version__}-py3-none-any.whl -c constraints.txt "
+        "(README, 'Install on a host')"
+    )
 
 
 def daemon_argv(python: str, bound_grace_s: float | None = None, pulse_fd: int = -1) -> list[str]:

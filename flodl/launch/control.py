@@ -36,6 +36,7 @@ from flodl.messages import (
     StopAccepted,
     StopRequest,
 )
+from flodl.runtime.reason import reason_of
 from flodl.runtime.tls import NO_TLS, client_context, hash_of, is_turned_away
 from flodl.wire.codec import Vocabulary, decode, encode
 from flodl.wire.frames import FRAME_BYTES, PRE_AUTH_FRAME_BYTES, PREAMBLE, FrameDecoder, frame
@@ -213,7 +214,7 @@ class ControllerClient:
 
     def _lost(self, error: Exception, path: str = "") -> PeerLost:
         if not isinstance(error, TimeoutError):
-            return PeerLost(": ".join(part for part in (self._where, path, str(error)) if part))
+            return PeerLost(": ".join(part for part in (self._where, path, reason_of(error)) if part))
         pid = "" if self._pid is None else f" (pid {self._pid})"
         at = f" of run {self._run_id}" if self._run_id else ""
         remedy = f"kill -KILL {self._pid or 'PID'}, then fdl launch --resume {self._run_id or 'RUN'}"

@@ -13,6 +13,7 @@ from flodl.config.address import format_address
 from flodl.errors import HostUnreachable
 from flodl.launch.plan import SshSpec
 from flodl.launch.ssh_login import Login, log_in
+from flodl.runtime.reason import reason_of
 
 LOOPBACK: Final = "127.0.0.1"
 OPEN_TIMEOUT_S: Final = 15.0
@@ -156,7 +157,7 @@ async def _try(login: Login, host: str, address: str, port: int) -> None:
             host, "tunnel", f"no way to {where} there: {error.reason}", _remedy(error, where)
         ) from None
     except (OSError, asyncssh.Error) as error:
-        raise HostUnreachable(host, "tunnel", f"the session was lost: {error}") from None
+        raise HostUnreachable(host, "tunnel", f"the session was lost: {reason_of(error)}") from None
     writer.close()
 
 

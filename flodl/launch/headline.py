@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from flodl.core.counted import counted
 from flodl.core.ending import EXIT_TOO_FEW_RANKS, KIND_EXIT, KIND_HOST
 from flodl.launch.last_words import error_of
 from flodl.launch.progress import is_shown
@@ -18,6 +19,9 @@ ECHO_BYTES: Final = 1 << 14
 
 PLAIN_HINT: Final = "a script that trains by itself, as under torchrun: fdl launch --plain"
 _NO_TRAINER: Final = "without flodl.Trainer.run(...)"
+_NEXT_HOST: Final = re.compile(r"\n(?=host [^\s:]+: )")
+"""Between the hosts that a start was without (``core.startup``)."""
+
 _BY_ITSELF: Final = re.compile(
     rf"{re.escape(_NO_TRAINER)}|environment variable (RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT) expected, but not set"
 )
@@ -82,7 +86,11 @@ def _first_failure(run: RunDir, failure: Mapping[str, Any], state: Mapping[str, 
         what = printable(next(said_last, what))  # the script's own words say more than its exit code
     if failure.get("kind") == KIND_EXIT and (raised := error_of(printed)):
         what = f"{what}: {printable(raised)}"
-    lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
+    missing = _NEXT_HOST.split(what) if failure.get("kind") == KIND_HOST else [what]
+    if len(missing) > 1:
+        lines = [f"{len(missing)} hosts are missing:", *missing]
+    else:
+        lines = [f"first failure: {what if not who or what.startswith(f'{who}: ') else f'{who}: {what}'}"]
     if _BY_ITSELF.search(what) and (run.read_json("run.json") or {}).get("plain") is None:
         lines.append(f"  {PLAIN_HINT}")
     said = printed or str(failure.get("traceback", "")).splitlines()[-LAST_LINES:]
@@ -106,7 +114,7 @@ def _echoes(run: RunDir, path: Path, printed: list[str]) -> list[str]:
     alike = [each for each in logs if error_of(_shown_lines(each, ECHO_BYTES)) == error]
     head = ["the head"] if any(each.name.startswith("head.") for each in alike) else []
     ranks = len(alike) - len(head)
-    named = ([f"{ranks} more rank(s)"] if ranks else []) + head
+    named = ([counted(ranks, "more rank")] if ranks else []) + head
     return [f"the same came from {' and '.join(named)}"] if named else []
 
 
@@ -138,13 +146,13 @@ def _rest(outcome: Mapping[str, Any]) -> list[str]:
     lines = []
     collateral, losses = outcome.get("collateral", 0), outcome.get("losses") or []
     if collateral:
-        lines.append(f"{collateral} more failure(s) only followed from it")
+        lines.append(f"{counted(collateral, 'more failure')} only followed from it")
     if losses:
         named = ", ".join(_who(loss, {}) for loss in losses[:8] if isinstance(loss, dict))
         # Where no rank is left, or max_failure has ended the run, nothing was tolerated: these ended it.
         is_ended_by_loss = outcome.get("status") == "failed" or outcome.get("exit_code") == EXIT_TOO_FEW_RANKS
-        fate = "came before it" if is_ended_by_loss else "were tolerated"
-        lines.append(f"{len(losses)} loss(es) {fate}: {named}")
+        fate = "came before it" if is_ended_by_loss else "was tolerated" if len(losses) == 1 else "were tolerated"
+        lines.append(f"{counted(len(losses), 'loss')} {fate}: {named}")
     return lines
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from flodl.core.counted import counted
 from flodl.errors import PreflightError
 from flodl.launch.units import CONFIG_NAME, TOKEN_NAME, UNIT_NAME, Scope
 
@@ -132,5 +133,5 @@ def status_line(scope: Scope, found: Mapping[str, str]) -> str:
     elif found.get("Result", "success") != "success":
         parts.append(f"{found['Result']}, exit code {found.get('ExecMainStatus', '')}")
     if found.get("NRestarts", "0") != "0":
-        parts.append(f"restarted {found['NRestarts']} time(s)")
+        parts.append(f"restarted {counted(int(found['NRestarts']), 'time')}")
     return "  ".join(part for part in parts if part)

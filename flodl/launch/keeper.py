@@ -26,6 +26,7 @@ from typing import Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
+from flodl.core.counted import counted
 from flodl.errors import ConfigError, FlodlError, HostUnreachable, JoinRefused
 from flodl.ids import HostName
 from flodl.launch.bootstrap import Bootstrap
@@ -243,7 +244,7 @@ class _Keeper:
             asyncio.get_running_loop().remove_reader(reader)
         elif pulse.beat(beats[-1], time.monotonic()) and not self._signals:
             self._say(
-                f"serving run {run_id}: " + (f"{pulse.ranks} rank(s)" if pulse.ranks else "waiting for its start")
+                f"serving run {run_id}: " + (counted(pulse.ranks, "rank") if pulse.ranks else "waiting for its start")
             )
 
     def _tell_end(self, ended: DaemonEnded, run_id: str, pulse: Pulse) -> None:

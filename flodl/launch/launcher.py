@@ -97,7 +97,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     preflight.check_join_token(spec)
     if options.preflight:
         preflight.report(preflight.check_hosts(spec))
-        for warning in preflight.check_here():
+        for warning in preflight.check_here(spec):
             terminal.say(f"fdl: warning: {warning}")
     started = start_controller(spec, lambda: spread(spec, terminal))
     if options.detach:

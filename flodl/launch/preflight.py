@@ -15,6 +15,7 @@ from flodl.launch import join_token
 from flodl.launch.plan import HostKind, RunSpec
 from flodl.launch.probe.finding import Level, sentence
 from flodl.launch.probe.here import look_here
+from flodl.runtime.reason import reason_of
 
 RESOLVE_TIMEOUT_S: Final = 5.0
 MAX_RESOLVERS: Final = 16
@@ -92,13 +93,13 @@ def report(failed: list[HostUnreachable]) -> None:
         raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}\n{others}")
 
 
-def check_here() -> list[str]:
+def check_here(spec: RunSpec) -> list[str]:
     """What this machine, as the run's head and controller, may suffer from.
 
     Raises:
         PreflightError: there is no room for the run's directory, or no torch.
     """
-    found = look_here()
+    found = look_here(spec)
     errors = [finding for finding in found if finding.level is Level.ERROR]
     if errors:
         raise PreflightError("\n".join(f"{sentence(error)}\n  {error.remedy}" for error in errors))
@@ -146,7 +147,7 @@ def _resolves(target: str) -> str:
     try:
         socket.getaddrinfo(target, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        return str(error)
+        return reason_of(error)
     return ""
 
 

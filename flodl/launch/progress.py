@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final
 
+from flodl.core.counted import counted, there
 from flodl.launch.terminal import last_update
 from flodl.spec.uncaught import MARK
 
@@ -53,16 +54,15 @@ def phase_words(state: Mapping[str, Any]) -> str:
         return f"{phase}: {_window(join)}"
     if phase == "staging" and isinstance(ranks, list) and ranks:
         ready = sum(isinstance(each, dict) and each.get("state") == "ready" for each in ranks)
-        return f"{phase}: {ready} of {len(ranks)} ranks have built their model"
+        return f"{phase}: model built by {ready} of {counted(len(ranks), 'rank')}"
     return phase
 
 
 def _window(join: Mapping[str, Any]) -> str:
     """The open join window: who is there, and when it closes."""
     wanted = join.get("target") or join.get("least")
-    words = [
-        f"{join.get('ranks', 0)} of {wanted} ranks are there" if wanted else f"{join.get('ranks', 0)} rank(s) are there"
-    ]
+    ranks = int(_number(join.get("ranks")))
+    words = [there(ranks, int(_number(wanted)) or None, "rank")]
     closes_s, fails_s = join.get("closes_in_s"), join.get("fails_in_s")
     if join.get("is_held"):
         words.append("fdl start starts the run")
@@ -81,7 +81,8 @@ def plain_line(state: Mapping[str, Any]) -> str:
         return ""
     states = [each.get("state") for each in ranks if isinstance(each, dict)]
     frozen = states.count("frozen")
-    parts = [f"{states.count('live') + frozen} of {len(ranks)} ranks alive" + (f", {frozen} frozen" if frozen else "")]
+    alive = f"{states.count('live') + frozen} of {counted(len(ranks), 'rank')} alive"
+    parts = [alive + (f", {frozen} frozen" if frozen else "")]
     if _number(plain.get("max_restarts")):
         parts.append(f"restart {plain.get('restarts')} of {plain.get('max_restarts')}")
     return "  ".join([*parts, f"up {duration(_number(plain.get('uptime_s')))}"])

@@ -34,7 +34,7 @@ async def _readiness(spec: RunSpec) -> Survey:
     finally:
         for sock in sockets:
             sock.close()
-    findings = [*look_here(), port, *found.findings]
+    findings = [*look_here(spec), port, *found.findings]
     findings.sort(key=lambda one: CHECKS.index(one.check))
     return dataclasses.replace(found, findings=tuple(findings))
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
-from flodl import __version__
 from flodl.errors import HostUnreachable
 from flodl.launch.bootstrap import ReadyScanner
-from flodl.launch.commands import FOLDER_MISSING, INTERPRETER_MISSING
+from flodl.launch.commands import FOLDER_MISSING, INTERPRETER_MISSING, install_command
 from flodl.launch.plan import HostPlan
 
 START_TIMEOUT_S: Final = 30.0
@@ -112,7 +111,7 @@ def start_failure(host: HostPlan, code: int | None, log: HostLog) -> HostUnreach
             host.name,
             "start",
             f"{python} has no flodl",
-            f"install it there: {host.python or 'python3'} -m pip install flodl=={__version__}",
+            f"install it there: {install_command(host.python or 'python3')}",
         )
     if "nknown option: -P" in said or "Unknown option" in said:
         return HostUnreachable(

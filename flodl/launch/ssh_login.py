@@ -32,6 +32,7 @@ from flodl.launch.ssh_config import (
     known_keys,
     resolve,
 )
+from flodl.runtime.reason import reason_of
 
 logger = logging.getLogger(__name__)
 
@@ -402,7 +403,7 @@ def _private(path: str, flags: int) -> int:
 def _words(error: BaseException) -> str:
     if isinstance(error, asyncssh.Error):
         return str(error.reason)
-    return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
+    return reason_of(error)
 
 
 async def _resolve(spec: SshSpec, host: str) -> ResolvedHost:

@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import os
 import secrets
 import socket
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from flodl.config.tls import TlsMode
 from flodl.errors import HostUnreachable, JoinRefused, RemoteProtocolError
 from flodl.runtime.greeting import converse
 from flodl.runtime.line import Line
+from flodl.runtime.reason import reason_of
 from flodl.runtime.streams import ConnectionLost, FramedStream, configure_tcp
 from flodl.runtime.tls import TlsLayer, client_context
 from flodl.wire.codec import Vocabulary, encode
@@ -146,7 +146,7 @@ async def _dial(controller: Controller) -> socket.socket:
         except TimeoutError:
             failures.append(f"{sockaddr[0]!s}: no answer within {CONNECT_S:g} s")
         except OSError as error:
-            failures.append(f"{sockaddr[0]!s}: {os.strerror(error.errno) if error.errno else error}")
+            failures.append(f"{sockaddr[0]!s}: {reason_of(error)}")
         except BaseException:
             sock.close()
             raise
@@ -164,5 +164,5 @@ async def _resolve(controller: Controller) -> list[tuple[int, tuple[str | int | 
         reason = f"no answer from the resolver within {RESOLVE_S:g} s"
         raise HostUnreachable(str(controller), "resolve", reason, remedy) from None
     except (OSError, UnicodeError) as error:
-        raise HostUnreachable(str(controller), "resolve", str(error), remedy) from error
+        raise HostUnreachable(str(controller), "resolve", reason_of(error), remedy) from error
     return list(dict.fromkeys((int(family), sockaddr) for family, _, _, _, sockaddr in found))

@@ -14,6 +14,8 @@ BACKLOG: Final = 1024
 PORT_TRIES: Final = 20
 """With port 0: how often to look for a number that is free on every address family."""
 
+MAX_COMMAND_CHARS: Final = 120
+
 PORT_REMEDY: Final = "stop that process, or choose another port with `controller.port` in the cluster file"
 
 _UNAVAILABLE: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT, errno.EPROTONOSUPPORT)
@@ -109,8 +111,13 @@ def _owner(port: int) -> str:
         for connection in psutil.net_connections("tcp"):
             is_it = connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr[1] == port
             if is_it and connection.pid is not None:
-                command = " ".join(psutil.Process(connection.pid).cmdline())[:160]
-                return f" by pid {connection.pid} ({command})"
+                return f" by pid {connection.pid} ({_one_line(psutil.Process(connection.pid).cmdline())})"
     except (psutil.Error, OSError):
         return ""
     return ""
+
+
+def _one_line(command: Sequence[str]) -> str:
+    """Somebody else's command, which may hold a whole script, as one short line."""
+    words = " ".join("".join(each if each.isprintable() else " " for each in " ".join(command)).split())
+    return words if len(words) <= MAX_COMMAND_CHARS else f"{words[: MAX_COMMAND_CHARS - 1]}…"

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from flodl.config.cluster import find_cluster_file, load_cluster, schema, show
+from flodl.core.counted import counted
 from flodl.errors import ConfigError
 
 
@@ -21,7 +22,7 @@ def validate_command(file: Path | None) -> int:
     """Check FILE (default: what fdl launch would take); exit 0 when it can be launched."""
     path = _path(file)
     spec = load_cluster(path)
-    click.echo(f"{path}: valid, {len(spec.workers)} worker(s)")
+    click.echo(f"{path}: valid, {counted(len(spec.workers), 'worker')}")
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import click
 
+from flodl.core.counted import counted
 from flodl.launch.control import ControllerClient
 from flodl_cli.runs import complete_live, live_run
 
@@ -16,5 +17,5 @@ def command(run: str | None) -> int:
     """
     chosen, info, label = live_run(run)
     ranks, hosts = ControllerClient.of(chosen, info).start("fdl start")
-    click.echo(f"run {label} starts with {ranks} rank(s) on {', '.join(hosts)}")
+    click.echo(f"run {label} starts with {counted(ranks, 'rank')} on {', '.join(hosts)}")
     return 0

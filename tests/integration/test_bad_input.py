@@ -116,6 +116,6 @@ def test_dataset_smaller_than_the_ranks_is_refused_with_what_to_change(fdl: Fdl)
     run = fdl.job(options=("--local", 3), size=2, batch_size=1)
 
     assert run.wait() == 2, run.story()
-    assert "first failure: the dataset has 2 sample(s) for 3 ranks" in run.stderr
-    assert "use at most 2 rank(s)" in run.stderr
+    assert "first failure: the dataset has 2 samples for 3 ranks" in run.stderr
+    assert "use at most 2 ranks" in run.stderr
     run.wait_until_clean()

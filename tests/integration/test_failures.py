@@ -61,7 +61,7 @@ def test_rank_that_dies_by_a_signal_is_survived_and_named(fdl: Fdl, fault: str) 
     run = fdl.job(fault=fault, size=400, step_ms=5, grandchild=True)
 
     assert run.wait() == 0, run.story()
-    assert "1 loss(es) were tolerated: rank 1 on localhost" in run.stderr
+    assert "1 loss was tolerated: rank 1 on localhost" in run.stderr
     outcome = run.read("outcome.json")
     assert outcome is not None
     assert [(loss["rank"], loss["signal"]) for loss in outcome["losses"]] == [(1, SIGNALS[fault])]
@@ -86,7 +86,7 @@ def test_failure_of_the_script_on_one_rank_may_cost_that_rank_alone(fdl: Fdl, tm
     run = fdl.job(options=THREE, fault=fault, size=403, epochs=3, step_ms=5, on_error="shrink", log=tmp_path)
 
     assert run.wait() == 0, run.story()
-    assert "1 loss(es) were tolerated: rank 1 on localhost" in run.stderr
+    assert "1 loss was tolerated: rank 1 on localhost" in run.stderr
     outcome = run.read("outcome.json")
     assert outcome is not None
     assert [(loss["rank"], loss["error"]) for loss in outcome["losses"]] == [(1, FAILS[fault][1])]
@@ -116,7 +116,7 @@ def test_losses_that_are_too_many_save_and_stop(fdl: Fdl, tmp_path: Path, limit:
     assert run.wait() == 5, run.story()
     outcome = run.read("outcome.json")
     assert outcome is not None
-    words = f"1 rank(s) lost, and max_failure is {of}; the last one: ended by signal 9"
+    words = f"1 rank lost, and max_failure is {of}; the last one: ended by signal 9"
     assert (outcome["status"], outcome["message"]) == ("stopped", words)
     assert words in run.stderr
     meta = find(tmp_path / "run").meta

@@ -138,7 +138,7 @@ def test_second_interrupt_forces_the_end(fdl: Fdl) -> None:
 @pytest.mark.long
 def test_interrupt_while_ranks_start_ends_the_run(fdl: Fdl) -> None:
     run = fdl.job(step_ms=20, epochs=10_000)
-    run.wait_for_text("starting 2 rank(s)")
+    run.wait_for_text("starting 2 ranks")
 
     run.kill("launcher", number=signal.SIGINT)
 

@@ -146,7 +146,7 @@ def test_one_daemon_serves_one_run_after_another_and_outlives_a_killed_controlle
     assert run.wait() == 0, run.story() + daemon.said
     daemon.wait_until_alone()
     assert daemon.process.poll() is None
-    assert f"serving run {run.run_id}: 1 rank(s)" in daemon.said
+    assert f"serving run {run.run_id}: 1 rank" in daemon.said
     assert JOIN_TOKEN.hex() not in daemon.said + run.story()
 
     daemon.process.send_signal(signal.SIGTERM)

@@ -71,7 +71,7 @@ def test_held_window_without_a_roster_starts_with_those_who_came_when_a_person_s
     assert (status(fdl)["phase"], status(fdl)["join"]["is_held"]) == ("waiting", True)
     assert "waiting: 2 of 2 ranks are there, fdl start starts the run" in fdl.call("status").stdout
     started = fdl.call("start", run.run_id[:15])
-    assert (started.returncode, started.stdout) == (0, f"run {run.run_id} (job) starts with 2 rank(s) on walker\n")
+    assert (started.returncode, started.stdout) == (0, f"run {run.run_id} (job) starts with 2 ranks on walker\n")
     again = fdl.call("start")
     assert (again.returncode, "it does not wait to be started" in again.stderr) == (2, True)
 
@@ -125,7 +125,7 @@ def test_quorum_starts_without_the_host_that_never_came_and_names_it(fdl: Fdl, t
 
     assert run.wait() == 0, run.story()
     (degraded,) = run.events("degraded_start")
-    assert degraded["detail"] == "starting with 1 rank(s), without node-c (is managed, and has not dialled in)"
+    assert degraded["detail"] == "starting with 1 rank, without node-c (is managed, and has not dialled in)"
     assert f"fdl: degraded_start: {degraded['detail']}" in run.stdout
     run.wait_until_clean()
 

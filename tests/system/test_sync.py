@@ -132,7 +132,7 @@ def test_project_is_copied_once_and_then_only_what_has_changed(
     assert third.wait(LAUNCH_S) == OVER, third.story()
     for host, path in zip(hosts.hosts, there, strict=True):
         assert f"second in {path} of {host.name}" in said(third)
-        assert f"{host.name}: 1 file, 16 bytes to copy, 1 to remove" in third.stderr
+        assert f"{host.name}: 1 file, 16 bytes to copy, 1 file to remove" in third.stderr
         assert not (path / "-n").exists()
         assert (path / "weights.pt").read_bytes() == b"its own"
     for run in (first, second, third):

@@ -139,7 +139,7 @@ def test_unit_serves_runs_outlives_a_controller_and_leaves_in_order_with_a_check
 
     run = site.launch(MANAGED, save=tmp_path / "run")
     run.wait_for_training(2)
-    assert f"serving run {run.run_id}: 1 rank(s)" in machine.show(UNIT, "StatusText")
+    assert f"serving run {run.run_id}: 1 rank" in machine.show(UNIT, "StatusText")
     machine.systemctl("stop", UNIT)  # returns when it has stopped
 
     assert run.wait(END_S) == 143, run.story()

@@ -119,7 +119,7 @@ def test_manual_start_waits_for_walk_ins_and_for_the_word(fdl: Fdl, three: Lab, 
         started = fdl.call("start")
 
         assert started.returncode == 0, started.stderr
-        assert started.stdout.endswith(f"starts with 3 rank(s) on {', '.join(host.name for host in three.hosts)}\n")
+        assert started.stdout.endswith(f"starts with 3 ranks on {', '.join(host.name for host in three.hosts)}\n")
         check_merged(run, log, 3)
     finally:
         for guest in guests:

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -127,7 +127,7 @@ def facts(request: dict[str, Any]) -> dict[str, Any]:
             "interfaces": _interfaces(),
             "script": _script(folder, request["script"]),
             "code": _code(folder, request["code"]),
-            "missing_modules": _missing(request["modules"], folder, request["script"], request["env"]),
+            "missing_modules": missing_modules(request["modules"], folder, request["script"], request["env"]),
             "runs": _runs(request["own_run"]),
             "driver": _first_line("/proc/driver/nvidia/version"),
             "amd": "/dev/kfd" if os.path.exists("/dev/kfd") else shutil.which("rocm-smi") or "",
@@ -182,10 +182,16 @@ def _torch_import(timeout_s: float, env: dict[str, str]) -> dict[str, Any]:
     return {"error": reason if reason.startswith("no answer") or not said else said[-1][:500], "arches": [], "nccl": ""}
 
 
-def _missing(modules: list[str], folder: str, script: list[str], env: dict[str, str]) -> list[str]:
-    beside = folder if not script or script[0] == "-m" else os.path.dirname(os.path.join(folder, script[0]))
-    folders = [beside, *(os.path.join(folder, each) for each in env.get("PYTHONPATH", "").split(os.pathsep) if each)]
+def missing_modules(modules: Iterable[str], folder: str, script: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Those that a script run in ``folder`` would not find."""
+    folders = import_folders(folder, script, env)
     return [name for name in modules if not _is_there(name, folders)]
+
+
+def import_folders(folder: str, script: Sequence[str], env: Mapping[str, str]) -> list[str]:
+    """Where a script run in ``folder`` finds modules of its own: beside it, and on its PYTHONPATH."""
+    beside = folder if not script or script[0] == "-m" else os.path.dirname(os.path.join(folder, script[0]))
+    return [beside, *(os.path.join(folder, each) for each in env.get("PYTHONPATH", "").split(os.pathsep) if each)]
 
 
 def _is_there(module: str, folders: list[str]) -> bool:

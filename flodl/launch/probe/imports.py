@@ -21,11 +21,13 @@ Read = Callable[[str], bytes | None]
 @dataclass(frozen=True, slots=True)
 class Vital:
     """Files without which the script cannot start, by path: its own, and ``imported``, what is imported on the way
-    down from there (``needed_modules``). All other code it may do without, for all that its text says.
+    down from there (``needed_modules``). All other code it may do without, for all that its text says. ``own`` are the
+    needed modules, by name, that the project itself holds.
     """
 
     script: frozenset[str] = frozenset()
     imported: frozenset[str] = frozenset()
+    own: frozenset[str] = frozenset()
 
 
 def needed_modules(source: bytes) -> tuple[str, ...]:

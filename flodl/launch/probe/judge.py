@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flodl.config.gpus import parse_query
+from flodl.core.counted import counted
 from flodl.errors import HostUnreachable
+from flodl.launch.commands import install_command
 from flodl.launch.devices import asks_for_gpus
 from flodl.launch.plan import HostKind, HostPlan
 from flodl.launch.probe.facts import OLDEST_PYTHON, Facts, Place
@@ -20,6 +22,9 @@ from flodl.launch.tree import first_few
 
 PACKAGES: Final = ("flodl", "torch", "numpy", "msgpack", "safetensors", "psutil", "pydantic", "pyyaml", "cryptography")
 """What a daemon and its ranks import; ``flodl`` and ``torch`` have checks of their own."""
+
+CPU_INDEX: Final = "https://download.pytorch.org/whl/cpu"
+"""PyTorch's own; what the default index has is for CUDA, and gigabytes large."""
 
 RANK_BYTES: Final = 150_000_000
 """Of a process that has imported torch, what it shares with no other; measured with torch 2.13 for CPUs."""
@@ -66,6 +71,7 @@ def judge_host(host: HostPlan, facts: Facts, here: Reference, vital: Vital, is_c
     """
     return [
         *_python(host, facts, here),
+        *_modules(host, facts, vital),
         *judge_gpus(host, facts),
         *_load(host, facts),
         *_disks(host, facts.places),
@@ -107,35 +113,53 @@ def _python(host: HostPlan, facts: Facts, here: Reference) -> list[Finding]:
         found = [Finding("python", name, Level.WARN, f"Python {facts.python}", f"{here.python} as here", remedy)]
     flodl, torch = facts.packages.get("flodl", ""), facts.packages.get("torch", "")
     if not flodl:
-        remedy = f"there: {pip} flodl=={here.flodl}, or set `python` of worker {name}"
+        remedy = f"there: {install_command(facts.executable)}, or set `python` of worker {name}"
         found.append(Finding("flodl", name, Level.ERROR, f"{facts.executable} has no flodl", here.flodl, remedy))
     elif flodl != here.flodl:
-        remedy = f"there: {pip} flodl=={here.flodl}"
+        remedy = f"there: {install_command(facts.executable)}"
         found.append(Finding("flodl", name, Level.ERROR, flodl, f"{here.flodl} as here", remedy))
     else:
         found.append(ok("flodl", name, flodl))
-    found.append(_torch(name, torch, here.torch, pip))
+    found.append(_torch(host, facts, torch, here.torch))
     missing = [each for each in PACKAGES[2:] if not facts.packages.get(each)]
     if missing:
         words = f"{facts.executable} has no {', '.join(missing)}"
         found.append(Finding("packages", name, Level.ERROR, words, "", f"there: {pip} {' '.join(missing)}"))
     else:
         found.append(ok("packages", name, f"numpy {facts.packages['numpy']}"))
-    if facts.missing_modules:
-        missing = list(facts.missing_modules)
-        words = f"the script imports {', '.join(missing)}, which {facts.executable} has not"
-        remedy = f"there: {pip} {' '.join(missing)} (or the package's own name), or set `python` of worker {name}"
-        found.append(Finding("modules", name, Level.WARN, words, "", remedy))
     return found
 
 
-def _torch(name: str, torch: str, here: str, pip: str) -> Finding:
+def _modules(host: HostPlan, facts: Facts, vital: Vital) -> list[Finding]:
+    own = [each for each in facts.missing_modules if each in vital.own]
+    others = [each for each in facts.missing_modules if each not in vital.own]
+    found = []
+    if own:
+        words = f"the script imports {', '.join(own)}, of the project, and the project there is without"
+        found.append(Finding("modules", host.name, Level.WARN, words, "", _up_to_date(host)))
+    if others:
+        otherwise = f"or set `python` of worker {host.name}"
+        found.append(judge_modules(host.name, facts.executable, others, "there", otherwise))
+    return found
+
+
+def judge_modules(host: str, python: str, missing: Sequence[str], where: str, otherwise: str) -> Finding:
+    """Packages that the script imports and ``python`` has not: a warning, for the script may know better."""
+    words = f"the script imports {', '.join(missing)}, which {python} has not"
+    remedy = f"{where}: {python} -m pip install {' '.join(missing)} (or the package's own name), {otherwise}"
+    return Finding("modules", host, Level.WARN, words, "", remedy)
+
+
+def _torch(host: HostPlan, facts: Facts, torch: str, here: str) -> Finding:
+    wanted = f"torch=={_public(here)}" if here else "torch"
+    index = "" if device_kind(host, facts) == "GPU" else f" --index-url {CPU_INDEX}"
+    remedy = f"there: {facts.executable} -m pip install {wanted}{index}"
     if not torch:
-        return Finding("torch", name, Level.ERROR, "no torch", here, f"there: {pip} torch=={_public(here) or '…'}")
+        return Finding("torch", host.name, Level.ERROR, "no torch", here, remedy)
     if here and _public(torch) != _public(here):
-        remedy = f"there: {pip} torch=={_public(here)}; nccl_* modes want the same version everywhere"
-        return Finding("torch", name, Level.WARN, torch, f"{here} as here", remedy)
-    return ok("torch", name, torch)
+        remedy = f"{remedy}; nccl_* modes want the same version everywhere"
+        return Finding("torch", host.name, Level.WARN, torch, f"{here} as here", remedy)
+    return ok("torch", host.name, torch)
 
 
 def _public(version: str) -> str:
@@ -148,12 +172,13 @@ def _load(host: HostPlan, facts: Facts) -> list[Finding]:
     need = len(host.devices) * RANK_BYTES
     found = [ok("cores", host.name, str(facts.cores)), ok("memory", host.name, size_words(facts.memory_bytes))]
     if ranks > facts.cores:
-        words = f"{ranks} CPU ranks share {facts.cores} core(s): more ranks than cores train no faster"
+        words = f"{ranks} CPU ranks share {counted(facts.cores, 'core')}: more ranks than cores train no faster"
         remedy = "fewer ranks, unless it is only to try something out"
         found[0] = Finding("cores", host.name, Level.WARN, words, "", remedy)
     if 0 < facts.memory_bytes < need:
         words = (
-            f"{len(host.devices)} ranks need {need / 1e9:.1f} GB of memory, without model and data, and "
+            f"{counted(len(host.devices), 'rank')} {'needs' if len(host.devices) == 1 else 'need'} {need / 1e9:.1f} GB "
+            "of memory, without model and data, and "
             f"{facts.memory_bytes / 1e9:.1f} GB are free"
         )
         found[1] = Finding(
@@ -238,7 +263,7 @@ def _project(host: HostPlan, facts: Facts, vital: Vital, is_copied: bool) -> lis
             found.append(ok("data", host.name, place.path))
     if is_copied:
         return found
-    remedy = f"bring the copy there up to date (`sync.mode` does), or set `path` of worker {host.name}"
+    remedy = _up_to_date(host)
     if facts.script:
         found.append(Finding("script", host.name, Level.ERROR, f"script {facts.script}", "", remedy))
     elif host.script[0] != "-":
@@ -246,6 +271,10 @@ def _project(host: HostPlan, facts: Facts, vital: Vital, is_copied: bool) -> lis
     if facts.code and not facts.script:
         found += _code(host.name, facts.code, vital, remedy)
     return found
+
+
+def _up_to_date(host: HostPlan) -> str:
+    return f"bring the copy there up to date (`sync.mode` does), or set `path` of worker {host.name}"
 
 
 def _code(host: str, code: Mapping[str, str], vital: Vital, remedy: str) -> list[Finding]:

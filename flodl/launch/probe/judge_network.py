@@ -69,7 +69,7 @@ def _used(host: HostPlan, facts: Facts, reach: Reach | None) -> Interface | None
 
 def _clock(host: str, skew_s: float) -> Finding:
     if abs(skew_s) <= CLOCK_WARN_S:
-        return ok("clock", host, f"{skew_s:+.2f} s")
+        return ok("clock", host, f"{round(skew_s, 2) + 0.0:+.2f} s")
     where = "ahead of" if skew_s > 0 else "behind"
     words = f"its clock is {abs(skew_s):.1f} s {where} this machine's"
     remedy = (

@@ -41,11 +41,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """All findings, by check and host, and the errors of hosts that could not be asked."""
+    """All findings, by check and host, and the errors of hosts that could not be asked; ``asked_count`` were tried."""
 
     findings: tuple[Finding, ...]
     unreachable: Mapping[HostName, HostUnreachable]
     duration_s: float
+    asked_count: int
 
     def of(self, host: HostName, level: Level) -> list[Finding]:
         """What was found on one host at this level."""
@@ -89,7 +90,7 @@ async def survey(spec: RunSpec, open_channel: Open) -> Survey:
     order = {host.name: place for place, host in enumerate(spec.hosts)}
     findings.sort(key=lambda one: (CHECKS.index(one.check), order[one.host]))
     errors = {name: each.error for name, each in asked.items() if each.error is not None}
-    return Survey(tuple(findings), errors, time.monotonic() - started_s)
+    return Survey(tuple(findings), errors, time.monotonic() - started_s, len(asked))
 
 
 def reference() -> Reference:

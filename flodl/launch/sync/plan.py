@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flodl.core.counted import counted
 from flodl.launch.tree import BLOCKED, FOLDER, Entry, Found, Tree, amount, first_few
 from flodl.spec.words import printable
 
@@ -47,11 +48,9 @@ class SyncPlan:
 
     def __str__(self) -> str:
         parts = [amount(self.send_bytes, len(self.send)) + " to copy"]
-        parts += [f"{len(what):,} {word}" for what, word in self._rest() if what]
+        rest = {"link": (self.links, "to set"), "x bit": (self.modes, "to set"), "file": (self.remove, "to remove")}
+        parts += [f"{counted(len(what), noun)} {word}" for noun, (what, word) in rest.items() if what]
         return ", ".join(parts)
-
-    def _rest(self) -> tuple[tuple[Sequence[object], str], ...]:
-        return (self.links, "link(s) to set"), (self.modes, "x bit(s) to set"), (self.remove, "to remove")
 
 
 def plan_sync(tree: Tree, there: There, here: Collection[str]) -> SyncPlan:

@@ -305,7 +305,7 @@ def test_config_commands_read_the_file(tmp_path: Path) -> None:
     (tmp_path / "fdl.cluster.yml").write_text(
         "cluster:\n  controller: {host: 127.0.0.1}\n  workers:\n    - {host: localhost, local_devices: [cpu]}\n"
     )
-    assert "valid, 1 worker(s)" in fdl("config", "validate").output
+    assert "valid, 1 worker" in fdl("config", "validate").output
     shown = fdl("config", "show").output
     assert "controller.host" in shown
     assert "fdl.cluster.yml:2" in shown

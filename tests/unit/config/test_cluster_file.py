@@ -182,7 +182,7 @@ def test_port_that_is_no_plain_number_is_refused(port: str, expected: str, fix: 
         (
             CLOSED,
             "cluster.controller.join.target_ranks",
-            "at most the 1 rank(s) of the workers",
+            "at most 1, as many ranks as the workers have",
             "",
         ),
         ("cluster:\n  controller: {host: b}\n  workers: a", "cluster.workers", "a list", ""),
@@ -205,11 +205,21 @@ def test_wrong_value_is_refused_by_key_with_what_to_write(text: str, key: str, e
     [
         ("min_rank_start: 3, target_ranks: 2", "min_rank_start"),
         ("join_timeout: 700", "join_timeout"),
-        ("max_join_timeout: 100", "join_timeout"),
+        ("join_timeout: 200, max_join_timeout: 100", "join_timeout"),
+        ("max_join_timeout: 100", "max_join_timeout"),
     ],
 )
 def test_join_window_that_cannot_work_is_refused(keys: str, key: str) -> None:
     assert only_problem(with_controller(f"join: {{{keys}}}")).key == f"cluster.controller.join.{key}"
+
+
+def test_default_that_a_key_collides_with_is_named_as_one() -> None:
+    problem = only_problem(with_controller("join: {max_join_timeout: 60}"))
+    assert (problem.read, problem.expected) == ("60", "at least join_timeout, which is 300 seconds by default")
+    assert problem.fix == "add `join_timeout: 60`, or less"
+    problem = only_problem(with_controller("join: {join_timeout: 700}"))
+    assert problem.expected == "at most max_join_timeout, which is 600 seconds by default"
+    assert problem.fix == "lower `join_timeout`, or set `max_join_timeout` to 700 seconds or more"
 
 
 def test_bind_to_every_address_needs_something_to_dial() -> None:

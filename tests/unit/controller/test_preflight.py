@@ -11,7 +11,7 @@ TORCH = Finding("torch", "a", Level.ERROR, "2.0", "2.13", "install it")
 
 
 def survey(*findings: Finding, **unreachable: HostUnreachable) -> Survey:
-    return Survey(findings, unreachable, 0.1)
+    return Survey(findings, unreachable, 0.1, 1)
 
 
 def test_warnings_keep_nobody_out() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from flodl.core.admission import disagreement as disagreement_among
 from flodl.core.admission import fits_head, miscounted_ratios, shut_off, torch_skew
+from flodl.core.counted import counted
 from flodl.core.membership import Membership
 from flodl.messages import CadenceSettings, CheckpointSettings, Device, HeadReady, Layout, Mode, RankReady, Settings
 from tests.unit.core.cohort import hello
@@ -71,7 +72,7 @@ def test_head_is_compared_where_it_knows_the_same_things() -> None:
 def test_dataset_smaller_than_the_cohort_is_refused_with_a_bound() -> None:
     small = [replace(READY, rank=rank, settings=replace(SETTINGS, dataset_size=2)) for rank in range(3)]
     assert disagreement(small, None) == (
-        "the dataset has 2 sample(s) for 3 ranks: every rank needs at least one; use at most 2 rank(s)"
+        "the dataset has 2 samples for 3 ranks: every rank needs at least one; use at most 2 ranks"
     )
     assert disagreement(small[:2], None) == ""
 
@@ -79,7 +80,7 @@ def test_dataset_smaller_than_the_cohort_is_refused_with_a_bound() -> None:
 def test_callback_rank_must_exist() -> None:
     reports = [replace(READY, rank=rank, settings=replace(SETTINGS, callback_rank=2)) for rank in range(3)]
     assert disagreement(reports, None) == ""
-    assert disagreement(reports[:2], None) == ("epoch_callback_policy names rank 2, but there are only 2 ranks (0 … 1)")
+    assert disagreement(reports[:2], None) == ("epoch_callback_policy names rank 2, but the highest rank is 1")
 
 
 def test_hosts_behind_a_tunnel_are_for_cpu_modes() -> None:
@@ -99,7 +100,7 @@ def test_every_rank_needs_a_ratio() -> None:
     assert miscounted_ratios(ratios, 2) == ""
     for world_size in (1, 3):
         assert miscounted_ratios(ratios, world_size) == (
-            f"partition_ratios has 2 ratio(s) for {world_size} rank(s); give one per rank, in rank order"
+            f"partition_ratios has 2 ratios for {counted(world_size, 'rank')}; give one per rank, in rank order"
         )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from flodl.core.actions import DropHost, OpenSave, Record
+from flodl.core.counted import counted
 from flodl.core.events import DrainAsked, HostDropped, SaveSettled
 from flodl.core.job import Phase
 from flodl.core.membership import RankStatus
@@ -51,7 +52,7 @@ def merged(cohort: Cohort) -> list[tuple[int, int]]:
 def test_host_leaves_behind_a_commit_and_nothing_is_lost(mode: Mode) -> None:
     cohort = training(mode, dataset_size=300)
     drain(cohort, "a")
-    assert cohort.records("draining") == ["fdl drain drains a: rank 0 leave at the next commit"]
+    assert cohort.records("draining") == ["fdl drain drains a: rank 0 leaves at the next commit"]
     assert live(cohort) == (0, 1, 2)
     step(cohort)
     assert cohort.records("rank_left") == ["rank 0 left at version 1; 2 ranks train on"]
@@ -129,9 +130,9 @@ def test_evaluation_of_a_rank_that_leaves_is_another_ones() -> None:
         (
             "b",
             {"mode": Mode.NCCL_CADENCE},
-            "without b only 1 rank(s) would be left, and the mode needs 2: use fdl stop",
+            "without b only 1 rank would be left, and the mode needs 2: use fdl stop",
         ),
-        ("a", {"hosts": {"a": 2}}, "without a only 0 rank(s) would be left, and the mode needs 1: use fdl stop"),
+        ("a", {"hosts": {"a": 2}}, "without a only 0 ranks would be left, and the mode needs 1: use fdl stop"),
     ],
 )
 def test_drain_that_cannot_be_is_refused_with_the_reason(host: str, changes: dict[str, Any], reason: str) -> None:
@@ -230,7 +231,10 @@ def test_run_that_has_lost_too_many_saves_and_stops(limit: float, losses: int) -
     assert cohort.outcome is not None
     assert (cohort.outcome.status, cohort.outcome.exit_code) == ("stopped", 5)
     of = f"{limit:g}" if limit >= 1 else f"{limit:g} of 3"
-    assert cohort.outcome.message == f"{losses} rank(s) lost, and max_failure is {of}; the last one: ended by signal 9"
+    assert (
+        cohort.outcome.message
+        == f"{counted(losses, 'rank')} lost, and max_failure is {of}; the last one: ended by signal 9"
+    )
 
 
 @pytest.mark.parametrize("word", ["error", "exit"])

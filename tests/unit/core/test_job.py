@@ -166,9 +166,10 @@ def test_roster_that_is_there_and_too_small_says_what_helps() -> None:
 def test_start_without_some_of_the_roster_names_them() -> None:
     cohort = Cohort(min_rank_start=1)
     cohort.say(hello("a"), "a")
-    cohort.post(HostFailed("b", "auth", "permission denied", ""))
+    cohort.post(HostFailed("b", "auth", "permission denied", "add your key there"))
     assert cohort.core.phase is Phase.STAGING
-    assert cohort.records("degraded_start") == ["starting with 1 rank(s), without b (auth: permission denied)"]
+    assert cohort.records("host_failed") == ["b: auth: permission denied\n  add your key there"]
+    assert cohort.records("degraded_start") == ["starting with 1 rank, without b (auth)"]
 
 
 # -------------------------------------------------------------------------------------------------------- a held window
@@ -210,7 +211,7 @@ def with_walk_in(**changes: Any) -> Cohort:
 def test_walk_in_trains_with_the_roster_from_the_start() -> None:
     cohort = with_walk_in()
     assert [order.world_size for order in cohort.sent(SpawnRanks)] == [4, 4, 4]
-    assert "x, a host of no roster, joined with 1 device(s)" in " ".join(cohort.records("host_joined"))
+    assert "x, a host of no roster, joined with 1 device" in " ".join(cohort.records("host_joined"))
     for rank in range(4):
         cohort.say(cohort.ready(rank))
     assert cohort.sent(Admitted)[0].ranks == (0, 1, 2, 3)

@@ -18,7 +18,7 @@ def test_host_that_can_be_spared_is_drained_and_the_run_goes_on() -> None:
     cohort = training(dataset_size=4000)
     leave(cohort)
     leave(cohort)
-    assert cohort.records("draining") == [f"{SOURCE} drains b: rank 1, 2 leave at the next commit"]
+    assert cohort.records("draining") == [f"{SOURCE} drains b: ranks 1, 2 leave at the next commit"]
     step(cohort)
     assert cohort.records("host_left") == ["b has left the run"]
     assert cohort.core.membership.live == (0,)

@@ -20,9 +20,9 @@ def test_losses_below_the_limit_are_borne(limit: float | None, size: int, count:
 @pytest.mark.parametrize(
     ("limit", "size", "count", "words"),
     [
-        (1, 3, 1, "1 rank(s) lost, and max_failure is 1"),
-        (2, 3, 3, "3 rank(s) lost, and max_failure is 2"),
-        (0.5, 4, 2, "2 rank(s) lost, and max_failure is 0.5 of 4"),
+        (1, 3, 1, "1 rank lost, and max_failure is 1"),
+        (2, 3, 3, "3 ranks lost, and max_failure is 2"),
+        (0.5, 4, 2, "2 ranks lost, and max_failure is 0.5 of 4"),
     ],
 )
 def test_losses_at_the_limit_are_too_many(limit: float, size: int, count: int, words: str) -> None:

@@ -42,7 +42,7 @@ def test_restarts_are_counted_told_and_used_up() -> None:
     restarts.take(EXIT)
     assert restarts.judge(LOST, 29000, was_taken=False) is None
     restarts.give_up(LOST)
-    assert (ending.message, ending.exit_code) == ("host b: silent for 30.0 s, after 1 restart(s)", 5)
+    assert (ending.message, ending.exit_code) == ("host b: silent for 30.0 s, after 1 restart", 5)
     assert ending.collateral == 1
 
 

@@ -53,7 +53,7 @@ def test_ranks_that_do_not_cover_the_devices_order_nothing() -> None:
         (hello("c"), "host c is not in this run's roster (a, b), and join.elastic is false"),
         (hello("a"), "host a has already joined this run, from 10.0.0.1; another machine needs another name"),
         (hello("b", 0), "host b offers no device"),
-        (hello("b", 2), "host b offers 2 device(s) for ranks [0]"),
+        (hello("b", 2), "host b offers 2 devices for ranks [0]"),
         (hello("b", 1), ""),
     ],
 )

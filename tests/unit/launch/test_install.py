@@ -70,7 +70,7 @@ ACTIVE = """\
 LoadState=loaded
 ActiveState=active
 SubState=running
-StatusText=serving run a=b: 2 rank(s)
+StatusText=serving run a=b: 2 ranks
 MainPID=41
 NRestarts=0
 """
@@ -88,8 +88,8 @@ NRestarts=3
 @pytest.mark.parametrize(
     ("text", "active", "line"),
     [
-        (ACTIVE, True, "system  active (running)  pid 41  serving run a=b: 2 rank(s)"),
-        (FAILED, False, "system  failed (failed)  exit-code, exit code 2  restarted 3 time(s)"),
+        (ACTIVE, True, "system  active (running)  pid 41  serving run a=b: 2 ranks"),
+        (FAILED, False, "system  failed (failed)  exit-code, exit code 2  restarted 3 times"),
         ("LoadState=not-found\nActiveState=inactive\n", False, "system  not installed; fdl daemon install --system"),
         ("LoadState=loaded\nActiveState=inactive\nSubState=dead\nResult=success\n", False, "system  inactive (dead)"),
         ("", False, "system  not installed; fdl daemon install --system"),

@@ -30,7 +30,7 @@ def test_file_that_is_missing_or_other_travels(content: str) -> None:
 def test_link_is_set_and_never_sent() -> None:
     plan = plan_sync(TREE, there({"link": Found("bb" * 32)}), ())
     assert (plan.send, plan.links) == ((), (LINK,))
-    assert str(plan) == "0 files, 0 bytes to copy, 1 link(s) to set"
+    assert str(plan) == "0 files, 0 bytes to copy, 1 link to set"
 
 
 def test_x_bit_alone_costs_no_copy() -> None:
@@ -41,7 +41,7 @@ def test_x_bit_alone_costs_no_copy() -> None:
 def test_file_of_an_earlier_sync_goes_when_it_is_gone_here() -> None:
     plan = plan_sync(TREE, there({}, stale=("old", "kept/x")), {"kept/x"})
     assert (plan.remove, plan.retain) == (("old",), ("kept/x",))
-    assert str(plan) == "0 files, 0 bytes to copy, 1 to remove"
+    assert str(plan) == "0 files, 0 bytes to copy, 1 file to remove"
 
 
 def test_altered_file_is_never_removed_and_is_told_once_it_is_gone_here() -> None:

@@ -67,7 +67,7 @@ def window(**changes: object) -> dict[str, object]:
     [
         (window(), "waiting: 1 of 2 ranks are there, it fails in 5m45s with fewer than 2"),
         (window(target=4, has_least=True, ranks=2), "waiting: 2 of 4 ranks are there, it starts in 45s"),
-        (window(least=None), "waiting: 1 rank(s) are there, it fails in 5m45s"),
+        (window(least=None), "waiting: 1 rank is there, it fails in 5m45s"),
         (
             window(is_held=True, has_least=True, closes_in_s=None),
             "waiting: 1 of 2 ranks are there, fdl start starts the run",
@@ -76,7 +76,7 @@ def window(**changes: object) -> dict[str, object]:
         ({"phase": "staging", "ranks": []}, "staging"),
         (
             {"phase": "staging", "ranks": [{"state": "ready"}, {"state": "spawned"}, 7]},
-            "staging: 1 of 3 ranks have built their model",
+            "staging: model built by 1 of 3 ranks",
         ),
         ({"phase": "forming"}, "forming"),
         ({}, "unknown"),
@@ -142,20 +142,20 @@ def test_headline_is_the_first_failure_with_its_last_lines_and_log(run: RunDir) 
     assert lines[3:5] == ["  | line 61", "  | line 62"]
     assert lines[42] == "  | ValueError: \\xff boom"
     assert f"full log: {log}" in lines
-    assert "2 more failure(s) only followed from it" in lines
-    assert lines[-1] == "1 loss(es) came before it: rank 2 on node-b"
+    assert "2 more failures only followed from it" in lines
+    assert lines[-1] == "1 loss came before it: rank 2 on node-b"
 
 
 def test_losses_of_a_run_that_went_on_were_tolerated(run: RunDir) -> None:
     lines = describe_outcome(run, {"status": "completed", "losses": [FAILURE]}, {})
-    assert lines[1:] == ["1 loss(es) were tolerated: rank 2 on node-b"]
+    assert lines[1:] == ["1 loss was tolerated: rank 2 on node-b"]
 
 
 def test_losses_that_ended_a_run_came_before_its_end(run: RunDir) -> None:
-    message = "2 rank(s) lost, and max_failure is 2; the last one: ended by signal 9"
+    message = "2 ranks lost, and max_failure is 2; the last one: ended by signal 9"
     lines = describe_outcome(run, {"status": "stopped", "exit_code": 5, "message": message, "losses": [FAILURE]}, {})
     assert lines[0].endswith(f"stopped: {message}")
-    assert lines[1:] == ["1 loss(es) came before it: rank 2 on node-b"]
+    assert lines[1:] == ["1 loss came before it: rank 2 on node-b"]
 
 
 def test_escapes_of_an_error_are_not_obeyed(run: RunDir) -> None:
@@ -188,7 +188,7 @@ def test_line_above_a_list_of_failures_is_said(run: RunDir) -> None:
     message = f"the run cannot start: 1 of 3 hosts are there\n{failure['error']}"
     lines = describe_outcome(run, {"status": "failed", "message": message, "failure": failure}, {})
     assert lines[0] == f"run {run.run_id} failed: the run cannot start: 1 of 3 hosts are there"
-    assert lines[1] == "first failure: host b: auth: no\n  add it\nhost c: join: late"
+    assert lines[1:] == ["2 hosts are missing:", "host b: auth: no\n  add it", "host c: join: late"]
 
 
 def test_headline_leaves_out_what_is_for_a_closer_look(run: RunDir) -> None:
@@ -209,7 +209,7 @@ def test_headline_says_from_how_many_the_same_came(run: RunDir) -> None:
     failure = {**FAILURE, "kind": "exit", "error": "exited with code 2"}
     lines = describe_outcome(run, {"status": "failed", "failure": failure}, {})
     assert lines[-2:] == [
-        "the same came from 1 more rank(s) and the head",
+        "the same came from 1 more rank and the head",
         f"full log: {run.logs / 'rank2.stderr.log'}",
     ]
     lost = {**FAILURE, "kind": "host lost"}

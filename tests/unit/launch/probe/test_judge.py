@@ -10,6 +10,7 @@ from flodl.launch.plan import HostKind
 from flodl.launch.probe.facts import RunSeen
 from flodl.launch.probe.finding import CHECKS, Finding, Level, exit_code, ok, sentence
 from flodl.launch.probe.judge import (
+    CPU_INDEX,
     FULL_BYTES,
     PACKAGES,
     RANK_BYTES,
@@ -41,15 +42,21 @@ def test_good_host_is_green_in_every_check_that_concerns_it() -> None:
     ("changes", "check", "level", "read", "remedy"),
     [
         ({"python": "3.12.1"}, "python", WARN, "Python 3.12.1", "set `python`"),
-        ({"packages": packages(flodl="")}, "flodl", ERROR, "/opt/python has no flodl", "pip install flodl==0.1.0"),
-        ({"packages": packages(flodl="0.2")}, "flodl", ERROR, "0.2", "/opt/python -m pip install flodl==0.1.0"),
-        ({"packages": packages(torch="")}, "torch", ERROR, "no torch", "pip install torch==2.13.0"),
+        ({"packages": packages(flodl="")}, "flodl", ERROR, "/opt/python has no flodl", "README, 'Install on a host'"),
+        (
+            {"packages": packages(flodl="0.2")},
+            "flodl",
+            ERROR,
+            "0.2",
+            "/opt/python -m pip install ./flodl-0.1.0",
+        ),
+        ({"packages": packages(torch="")}, "torch", ERROR, "no torch", f"torch==2.13.0 --index-url {CPU_INDEX}"),
         ({"packages": packages(torch="2.4.0")}, "torch", WARN, "2.4.0", "nccl_* modes want the same version"),
         ({"packages": packages(msgpack="", pyyaml="")}, "packages", ERROR, "has no msgpack, pyyaml", "msgpack pyyaml"),
         ({"packages": {}}, "packages", ERROR, "has no numpy", "pip install numpy"),
         ({"missing_modules": ("sklearn",)}, "modules", WARN, "the script imports sklearn", "the package's own name"),
         ({"script": "/opt/project/train.py not found"}, "script", ERROR, "train.py not found", "up to date"),
-        ({"memory_bytes": RANK_BYTES - 1}, "memory", WARN, "1 ranks need 0.1 GB", "fewer ranks"),
+        ({"memory_bytes": RANK_BYTES - 1}, "memory", WARN, "1 rank needs 0.1 GB", "fewer ranks"),
         ({"limits": {"nofile": 256}}, "limits", WARN, "256 open files are allowed", "ulimit -n 8192"),
         ({"limits": {"nproc": 100}}, "limits", WARN, "100 processes", "ulimit -u"),
         ({"limits": {"memlock": 65536}, "has_rdma": True}, "limits", WARN, "64 KiB of locked memory", "ulimit -l"),
@@ -83,10 +90,27 @@ def test_versions_that_differ_say_what_is_expected() -> None:
     assert sentence(finding) == "flodl: 0.2 (expected 0.1.0 as here)"
 
 
+def test_host_with_gpus_gets_torch_for_them() -> None:
+    found = judged(host(devices=("all",)), packages=packages(torch=""))
+    assert of(found, "torch").remedy == "there: /opt/python -m pip install torch==2.13.0"
+
+
+def test_module_of_the_project_is_copied_and_not_installed() -> None:
+    vital = dataclasses.replace(VITAL, own=frozenset({"helper"}))
+    found = judge_host(host(), facts(missing_modules=("helper", "sklearn")), HERE, vital)
+    own, other = (each for each in found if each.check == "modules")
+    assert (own.level, own.read) == (
+        WARN,
+        "the script imports helper, of the project, and the project there is without",
+    )
+    assert own.remedy.startswith("bring the copy there up to date")
+    assert "pip install sklearn (or" in other.remedy
+
+
 def test_more_cpu_ranks_than_cores_are_warned_about() -> None:
     assert wrong(judged(host(devices=("cpu",) * 8))) == {}
     finding = of(judged(host(devices=("cpu",) * 9)), "cores")
-    assert finding.read == "9 CPU ranks share 8 core(s): more ranks than cores train no faster"
+    assert finding.read == "9 CPU ranks share 8 cores: more ranks than cores train no faster"
 
 
 # --------------------------------------------------------------------------------------------------------------- disks

@@ -48,6 +48,7 @@ def test_clock_that_is_off_is_a_warning_with_the_figure(skew_s: float, read: str
 
 def test_clock_within_five_seconds_is_fine() -> None:
     assert wrong(judged({"a": (host("a"), facts())}, {}, {"a": 4.9})) == {}
+    assert of(judged({"a": (host("a"), facts())}, {}, {"a": -0.004}), "clock").read == "+0.00 s"
 
 
 def test_controller_that_cannot_be_dialled_is_an_error() -> None:
