@@ -212,6 +212,8 @@ class ControllerClient:
 
     def _lost(self, error: Exception, path: str = "") -> PeerLost:
         if not isinstance(error, TimeoutError):
+            if isinstance(error, OSError) and error.strerror and not isinstance(error, ssl.SSLError):
+                return PeerLost(f"{self._where}: {error.strerror}")
             return PeerLost(": ".join(part for part in (self._where, path, str(error)) if part))
         pid = "" if self._pid is None else f" (pid {self._pid})"
         at = f" of run {self._run_id}" if self._run_id else ""
@@ -268,7 +270,7 @@ class ControllerClient:
             for word in to_send:
                 words.send(word)
             if handshake.refusal:
-                raise JoinRefused(f"{self._where}: {handshake.refusal}")
+                raise JoinRefused(f"{self._where}: {handshake.refusal}", is_wrong_token=handshake.is_wrong_secret)
             to_send = handshake.receive(words.receive(FromAccepting))
         words.trust()
         self._certificate = certificate

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import tarfile
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flodl.config.builder import local_cluster
-from flodl.errors import ConfigError
+from flodl.errors import ConfigError, PeerLost
 from flodl.launch import rundir
 from flodl.launch.document import dump
 from flodl.launch.launcher import LaunchOptions, local_request
@@ -410,3 +411,14 @@ def test_what_is_no_age_is_refused(text: str) -> None:
 def test_bad_pattern_is_refused(ended: RunDir) -> None:
     with pytest.raises(ConfigError, match="--grep"):
         fdl("tail", "--grep", "(")
+
+
+def test_status_at_an_address_where_nobody_answers_says_what_to_check(ended: RunDir) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(PeerLost) as caught:
+        fdl("status", "--addr", f"127.0.0.1:{port}")
+    assert str(caught.value) == (
+        f"controller 127.0.0.1:{port}: Connection refused\n"
+        f"  check address and port: fdl status {ended.run_id} without --addr, on its machine, knows them"
+    )
