@@ -1,5 +1,6 @@
 """What a machine offers to a controller, as it was typed: ``fdl join`` and ``fdl daemon run`` ask for the same."""
 
+import dataclasses
 import socket
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,9 @@ from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import units
+from flodl.launch.bootstrap import Liveness
 from flodl.launch.keeper import KeeperRequest
+from flodl.launch.plan import SshSpec
 from flodl.launch.rundir import read_token_file
 from flodl.runtime.service import Service
 from flodl.wire.handshake import is_host_name
@@ -55,6 +58,28 @@ def keeper_request(
     secret = _read_secret(token_file, service)
     words = () if devices is None else device_words(devices)
     return KeeperRequest(address, port, host_name(host), secret, words, path or "", TlsMode.AUTO)
+
+
+def ssh_spec(login: str, identity: str | None, *, reopens: bool) -> SshSpec:
+    """The login that ``--ssh`` names, with the key of ``-i``; ``reopens`` as in ``SshSpec``.
+
+    Raises:
+        UsageError: it names no host.
+    """
+    from flodl.launch.ssh_config import jump_spec  # asyncssh takes 0.3 s to import
+
+    spec = jump_spec(login)
+    if not spec.target or spec.target.startswith("-"):
+        raise click.UsageError(f"--ssh {login!r}: expected [USER@]HOST[:PORT]")
+    return dataclasses.replace(
+        spec, identity_file=identity, patience_s=Liveness().dead_s, reopens=reopens, is_typed=True
+    )
+
+
+def loaded_key(service: Service) -> str | None:
+    """The ssh key that systemd has loaded; None where it has loaded none."""
+    path = None if service.credentials is None else service.credentials / units.KEY_CREDENTIAL
+    return str(path) if path is not None and path.is_file() and path.read_bytes().strip() else None
 
 
 def _read_secret(token_file: Path | None, service: Service) -> bytes:

@@ -98,7 +98,11 @@ class Startup:
         absences = self.window.absences()
         lines = [f"host {a.host}: {a.stage}: {a.reason}" + (f"\n  {a.remedy}" if a.remedy else "") for a in absences]
         if not absences:
-            lines = ["every host of the roster is there\n  bring more hosts (fdl join), or lower join.min_rank_start"]
+            left = [f"host {host} came, and left: {why}" for host, why in self.window.departed.items()]
+            here = "the roster is empty" if self.window.joined else "no host has joined"
+            here = "every host of the roster is there" if self.window.settings.roster else here
+            lines = left or [here]
+            lines[-1] += "\n  bring more hosts (fdl join), or lower join.min_rank_start"
         stages = {absence.stage for absence in absences} - {"join"}
         if not stages or self.window.has_expired(now_s):
             code = end.EXIT_TOO_FEW_RANKS

@@ -73,6 +73,8 @@ class JoinWindow:
         self._opened_s = opened_s
         self._joined: dict[HostName, HostHello] = {}
         self._absent: dict[HostName, Absence] = {}
+        self.departed: dict[HostName, str] = {}
+        """Hosts of no roster that came and went before the start, and why."""
         self._is_fired = False
 
     @property
@@ -131,6 +133,7 @@ class JoinWindow:
         """The host has come."""
         self._joined[hello.host] = hello
         self._absent.pop(hello.host, None)
+        self.departed.pop(hello.host, None)
 
     def refuse(self, host: HostName, reason: str) -> None:
         """A host of the roster came and may not take part; one that has joined already stays."""
@@ -139,6 +142,8 @@ class JoinWindow:
     def leave(self, host: HostName, reason: str) -> None:
         """A joined host went away before the start."""
         self._joined.pop(host, None)
+        if self.is_guest(host):
+            self.departed[host] = reason
         self.fail(Absence(host, "join", reason, "see the host's daemon log"))
 
     def fail(self, absence: Absence) -> None:

@@ -214,7 +214,8 @@ class ControllerClient:
 
     def _lost(self, error: Exception, path: str = "") -> PeerLost:
         if not isinstance(error, TimeoutError):
-            return PeerLost(": ".join(part for part in (self._where, path, reason_of(error)) if part))
+            named = "" if isinstance(error, OSError) and not isinstance(error, ssl.SSLError) else path
+            return PeerLost(": ".join(part for part in (self._where, named, reason_of(error)) if part))
         pid = "" if self._pid is None else f" (pid {self._pid})"
         at = f" of run {self._run_id}" if self._run_id else ""
         remedy = f"kill -KILL {self._pid or 'PID'}, then fdl launch --resume {self._run_id or 'RUN'}"
@@ -276,7 +277,7 @@ class ControllerClient:
                 for word in to_send:
                     words.send(word)
                 if handshake.refusal:
-                    raise JoinRefused(f"{self._where}: {handshake.refusal}")
+                    raise JoinRefused(f"{self._where}: {handshake.refusal}", is_wrong_token=handshake.is_wrong_secret)
                 to_send = handshake.receive(words.receive(FromAccepting))
             words.trust()
         except RemoteProtocolError as error:

@@ -61,30 +61,37 @@ async def forwarded(spec: SshSpec, address: str, port: int, warn: Callable[[str]
 
 
 @asynccontextmanager
-async def kept_open(spec: SshSpec, address: str, port: int, say: Callable[[str], None]) -> AsyncIterator[int]:
+async def kept_open(spec: SshSpec, address: str, port: int, say: Callable[[str], None]) -> AsyncIterator["Way"]:
     """As ``forwarded``, for good: the port here stays the same, and the session is opened anew whenever it breaks.
-    While it is broken, or nobody listens there, whoever dials the port is hung up on. ``say`` is told what becomes of
-    it.
+    While it is broken, or nobody listens there, whoever dials the port is hung up on, and ``Way.fault`` says why.
+    ``say`` is told what becomes of the session.
     """
-    way = _Way(spec, address, port, say)
+    way = Way(spec, address, port, say)
     server = await asyncio.start_server(way.lead, LOOPBACK, 0)
-    own_port = int(server.sockets[0].getsockname()[1])
-    say(f"fdl: {format_address(LOOPBACK, own_port)} leads to {format_address(address, port)} through {spec.target}")
+    way.port = int(server.sockets[0].getsockname()[1])
+    say(f"fdl: {format_address(LOOPBACK, way.port)} leads to {way.where}")
     keeping = asyncio.create_task(way.keep())
     try:
-        yield own_port
+        yield way
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
         server.close()
 
 
-class _Way:
-    """A session that is opened again and again, and what comes through it."""
+class Way:
+    """A session that is opened again and again, and what comes through it. ``port`` is the one on this machine's
+    loopback, ``where`` says for people where it leads, and ``fault`` why who dialled it last was hung up on, None when
+    the far side was reached.
+    """
 
     def __init__(self, spec: SshSpec, address: str, port: int, say: Callable[[str], None]) -> None:
-        self._spec, self._address, self._port, self._say = spec, address, port, say
+        self.port = 0
+        self.where = f"{format_address(address, port)} through {spec.target}"
+        self.fault: HostUnreachable | None = None
+        self._spec, self._address, self._far_port, self._say = spec, address, port, say
         self._connection: asyncssh.SSHClientConnection | None = None
+        self._broken = HostUnreachable(spec.target, "connect", f"the session with {spec.target} is not open yet")
         self._said = ""
 
     async def keep(self) -> None:
@@ -94,6 +101,7 @@ class _Way:
             try:
                 login = await log_in(self._spec, self._spec.target)
             except HostUnreachable as error:
+                self._broken = HostUnreachable(error.host, error.stage, error.reason)  # the remedy has been said
                 self._say_once(str(error))
             else:
                 await self._hold(login)
@@ -104,13 +112,26 @@ class _Way:
     async def lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, from here to the far side."""
         try:
-            if self._connection is not None:
-                far_reader, far_writer = await self._connection.open_connection(self._address, self._port)
-                await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+            far = await self._far_side()
+            if far is not None:
+                await asyncio.gather(_copy(reader, far[1]), _copy(far[0], writer))
         except (OSError, asyncssh.Error):
             pass  # whoever dialled learns it by the end of the connection, and tries again
         finally:
             writer.close()
+
+    async def _far_side(self) -> "tuple[asyncssh.SSHReader[bytes], asyncssh.SSHWriter[bytes]] | None":
+        """A connection to the far side; None where there is none now, and ``fault`` says why."""
+        if self._connection is None:
+            self.fault = self._broken
+            return None
+        try:
+            far = await _open(self._connection, self._spec.target, self._address, self._far_port)
+        except HostUnreachable as error:
+            self.fault = error
+            return None
+        self.fault = None
+        return far
 
     async def _hold(self, login: Login) -> None:
         """As long as the session stands."""
@@ -123,7 +144,9 @@ class _Way:
         finally:
             self._connection = None
             await login.close()
-        self._say_once(f"the session with {self._spec.target} was lost; it is opened anew")
+        lost = f"the session with {self._spec.target} was lost; it is opened anew"
+        self._broken = HostUnreachable(self._spec.target, "connect", lost)
+        self._say_once(lost)
 
     def _say_once(self, text: str) -> None:
         if text != self._said:
@@ -146,10 +169,18 @@ async def _copy(
 
 async def _try(login: Login, host: str, address: str, port: int) -> None:
     """One connection, because one that a listener takes can only be closed again, without a word."""
+    _, writer = await _open(login.connection, host, address, port)
+    writer.close()
+
+
+async def _open(
+    connection: asyncssh.SSHClientConnection, host: str, address: str, port: int
+) -> "tuple[asyncssh.SSHReader[bytes], asyncssh.SSHWriter[bytes]]":
+    """A connection from ``host`` to ``address`` and ``port``. Raises HostUnreachable, with stage tunnel."""
     where = format_address(address, port)
     try:
         async with asyncio.timeout(OPEN_TIMEOUT_S):
-            _, writer = await login.connection.open_connection(address, port)
+            return await connection.open_connection(address, port)
     except TimeoutError:
         raise HostUnreachable(host, "tunnel", f"no way to {where} there within {OPEN_TIMEOUT_S:g} s") from None
     except asyncssh.ChannelOpenError as error:
@@ -158,7 +189,6 @@ async def _try(login: Login, host: str, address: str, port: int) -> None:
         ) from None
     except (OSError, asyncssh.Error) as error:
         raise HostUnreachable(host, "tunnel", f"the session was lost: {reason_of(error)}") from None
-    writer.close()
 
 
 def _remedy(error: asyncssh.ChannelOpenError, where: str) -> str:

@@ -158,6 +158,11 @@ class _Guest:
             except PeerLost as error:
                 remedy = "check address and port: fdl status on the controller's machine knows them"
                 raise HostUnreachable(self._where, "connect", str(error), remedy) from None
+            except JoinRefused as error:
+                if not error.is_wrong_token:
+                    raise
+                hint = "a walk-in's token, daemon.token of fdl join-config, goes with --persist"
+                raise JoinRefused(f"{error}\n  {hint}", is_wrong_token=True) from None
             if not isinstance(reply, Declined):
                 return reply
             if time.monotonic() >= deadline_s:
@@ -283,7 +288,7 @@ def own_folder(project: str, given: Bootstrap) -> str:
     Raises:
         PreflightError: the folder or the script is not there.
     """
-    remedy = "this machine needs its own copy of the project; --path names its folder"
+    remedy = "this machine needs its own copy of the project; --path names its folder (FDL_PATH in daemon.env)"
     folder = os.path.normpath(os.path.join(project, given.cwd))
     if not os.path.isdir(folder):
         raise PreflightError(f"folder {folder} not found: {remedy}")

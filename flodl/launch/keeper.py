@@ -22,7 +22,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from flodl.config.address import format_address
 from flodl.config.tls import TlsMode
@@ -43,6 +43,9 @@ from flodl.runtime.dial import Controller, Identity, connect_control
 from flodl.runtime.service import Service
 from flodl.spec.words import printable
 from flodl.wire.handshake import Role
+
+if TYPE_CHECKING:
+    from flodl.launch.forward import Way
 
 ANSWER_S: Final = 10.0
 """How long a controller that let us in may take to answer."""
@@ -92,18 +95,20 @@ async def _live(request: KeeperRequest, service: Service) -> int:
     from flodl.launch.forward import LOOPBACK, kept_open  # asyncssh takes 0.3 s to import
 
     near_tls = request.tls.through(request.address)
-    async with kept_open(request.ssh, request.address, request.port, Terminal().say) as port:
-        near = dataclasses.replace(request, address=LOOPBACK, port=port, tls=near_tls)
-        return await _Keeper(near, service).live()
+    async with kept_open(request.ssh, request.address, request.port, Terminal().say) as way:
+        near = dataclasses.replace(request, address=LOOPBACK, port=way.port, tls=near_tls)
+        return await _Keeper(near, service, way).live()
 
 
 class _Keeper:
     """See the module docstring."""
 
-    def __init__(self, request: KeeperRequest, service: Service) -> None:
-        self._request, self._service, self._terminal = request, service, Terminal()
-        self._where = format_address(request.address, request.port)
-        self._controller = Controller(request.address, request.port, request.tls)
+    def __init__(self, request: KeeperRequest, service: Service, way: "Way | None" = None) -> None:
+        """``way`` leads to the controller where ``request`` names its near end."""
+        self._request, self._service, self._way, self._terminal = request, service, way, Terminal()
+        self._address = format_address(request.address, request.port)
+        self._where = self._address if way is None else way.where
+        self._controller = Controller(request.address, request.port, request.tls, self._where)
         self._identity = Identity("", request.secret, Role.WALK_IN, request.host)
         self._watchdog_s = service.watchdog_s or UNWATCHED_S
         self._signals: list[int] = []
@@ -161,7 +166,8 @@ class _Keeper:
             if isinstance(error, JoinRefused) and error.is_wrong_token and not self._was_let_in:
                 remedy = f"let fdl join-config {self._request.host} make a new token file, and copy it here"
                 raise ConfigError(f"{error}\n  {remedy}") from None
-            self._say(f"waiting for a controller at {self._where}: {_why(error)}")
+            fault = None if self._way is None else self._way.fault
+            self._say(f"waiting for a controller at {self._where}: {_why(error) if fault is None else _in_full(fault)}")
             return None
         if given.run_id == self._left:
             self._say(f"has left run {self._left}; waiting for the next one on {self._where}")
@@ -228,7 +234,7 @@ class _Keeper:
         bootstrap = dataclasses.replace(
             given,
             secret=request.secret.hex(),
-            controllers=(self._where,),
+            controllers=(self._address,),
             host=request.host,
             devices=devices,
             cwd=folder,
@@ -296,6 +302,10 @@ def _why(error: Exception) -> str:
     if isinstance(error, HostUnreachable):
         return f"{error.stage}: {error.reason}"
     return _first_line(error) or "no answer"
+
+
+def _in_full(fault: HostUnreachable) -> str:
+    return f"{fault.stage}: {fault.reason}" + (f"\n  {fault.remedy}" if fault.remedy else "")
 
 
 def _first_line(text: object) -> str:

@@ -5,10 +5,10 @@ its own.
     $XDG_STATE_HOME/fdl/walk-ins/<host>/      0700: daemon.token and id_ed25519 (0600), and what is no secret
 
 A file is *kept* when it holds what it should, *made* when it is missing. What holds something else is refused, but for
-a host's token of an earlier join token, which is of no use any more and is made anew, and for everything of the host
-with ``regenerate``. That makes what is damaged anew, too: the beginning of a secret, as a full disk or a crash leaves
-it. Everything is looked at before anything is written, and a join token is replaced last: what fails on the way leaves
-the old one, by which every host can still walk in.
+what is of no use any more and is made anew: a host's token of an earlier join token, what names another address of the
+controller and was edited by nobody, and everything of the host with ``regenerate``. That makes what is damaged anew,
+too: the beginning of a secret, as a full disk or a crash leaves it. Everything is looked at before anything is written,
+and a join token is replaced last: what fails on the way leaves the old one, by which every host can still walk in.
 """
 
 import os
@@ -42,6 +42,7 @@ _KEY_END: Final = b"-----END OPENSSH PRIVATE KEY-----"
 class KitReport:
     """What has been done: ``(made, kept or made anew, path)`` of each file, and the public key of the host's pair.
     ``stale`` are other hosts whose token has been made anew, too; ``left`` says whose could not be, and why.
+    ``moved`` are the files that were made for another address: name, that address, and the one of now.
     """
 
     folder: Path
@@ -49,6 +50,7 @@ class KitReport:
     done: list[tuple[str, Path]] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    moved: list[tuple[str, str, str]] = field(default_factory=list)
 
 
 def folder_of(host: str) -> Path:
@@ -100,13 +102,12 @@ def _planned(request: KitRequest, token_path: Path, report: KitReport, regenerat
     token_step, join_token = _join_token(token_path, regenerate)
     key_step, report.public_key = _key(folder / kit.KEY_NAME, regenerate, dry_run)
     steps = [key_step, _host_token(request.host, join_token, regenerate)]
-    for name, text in kit.texts(request, report.public_key).items():
-        try:
-            steps.append(_text(folder / name, text, regenerate))
-        except ConfigError:
-            if key_step.what == "made" and key_step.path.exists():  # both are there since we looked for the key
-                raise FileExistsError from None
-            raise
+    try:
+        steps += _texts(request, report, regenerate)
+    except ConfigError:
+        if key_step.what == "made" and key_step.path.exists():  # both are there since we looked for the key
+            raise FileExistsError from None
+        raise
     if regenerate:
         steps += _others(request.host, join_token, report)
     return [*steps, token_step] if token_step.what == "made anew" else [token_step, *steps]
@@ -201,14 +202,29 @@ def _key(path: Path, regenerate: bool, dry_run: bool) -> tuple[_Step, str]:
     return _Step(_making(is_there), path, _private_bytes(key)), _public_key(key)
 
 
-def _text(path: Path, text: str, regenerate: bool) -> _Step:
-    """A file without a secret."""
-    is_there = _is_there(path)
-    if is_there and _read(path) == text.encode():
-        return _Step("kept", path)
-    if is_there and not regenerate:
-        raise ConfigError(f"{path}: holds something else than what belongs there; move it away, or give --regen")
-    return _Step(_making(is_there), path, text.encode(), 0o644)
+def _texts(request: KitRequest, report: KitReport, regenerate: bool) -> list[_Step]:
+    """The files without a secret."""
+    steps, foreign = list[_Step](), list[Path]()
+    for name, text in kit.texts(request, report.public_key).items():
+        path, wanted = report.folder / name, text.encode()
+        is_there = _is_there(path)
+        found = _read(path) if is_there else b""
+        if is_there and found == wanted:
+            steps.append(_Step("kept", path))
+            continue
+        was, now = (
+            kit.made_for(name, each.decode(errors="replace"), request.host, report.public_key)
+            for each in (found, wanted)
+        )
+        if was:
+            report.moved.append((name, was, now))
+        elif is_there and not regenerate:
+            foreign.append(path)
+        steps.append(_Step(_making(is_there), path, wanted, 0o644))
+    if foreign:
+        names = "\n".join(f"{path}: holds something else than what belongs there" for path in foreign)
+        raise ConfigError(f"{names}; move {'it' if len(foreign) == 1 else 'them'} away, or give --regen")
+    return steps
 
 
 def _making(is_there: bool) -> str:

@@ -47,7 +47,7 @@ class SshSpec:
     ``options`` are OpenSSH ``Key=value`` pairs; they win over the user's files, as with ``ssh -o``.
     So many seconds, ``patience_s``, the session bears at least without a sign of life unless the user's own options say
     otherwise. ``reopens``: it is opened anew when it breaks, perhaps after a logout, so that keys in files are tried
-    before those of an agent.
+    before those of an agent. ``is_typed``: target, user and key come from a command line, not from a cluster file.
     """
 
     target: str
@@ -58,6 +58,7 @@ class SshSpec:
     options: tuple[str, ...] = ()
     patience_s: float = 0.0
     reopens: bool = False
+    is_typed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,11 @@ def snapshot(run: RunDir, addr: str | None = None) -> Mapping[str, Any]:
     if addr is not None:
         host, port = split_address(addr, DEFAULT_PORT)
         tls = TlsMode.AUTO if info is None else info.tls
-        return ControllerClient(run.run_id, run.read_token(), host, port, tls=tls).state()
+        try:
+            return ControllerClient(run.run_id, run.read_token(), host, port, tls=tls).state()
+        except PeerLost as error:
+            remedy = f"check address and port: fdl status {run.run_id} without --addr, on its machine, knows them"
+            raise PeerLost(f"{error}\n  {remedy}") from None
     if info is not None and run.is_live():
         try:
             return ControllerClient.of(run, info).state()

@@ -56,7 +56,7 @@ class ResolvedHost:
     ``identity_files`` are the existing ones, None when the defaults apply; ``missing_identities`` do not exist.
     ``known_hosts`` are the user's files (the first is the one to add to), then the system's. ``jumps`` come in the
     order in which they are passed. ``prefers_files``: a key from a file is better than one of the agent, which may be
-    gone when the session has to be opened anew.
+    gone when the session has to be opened anew. ``is_typed`` as in ``SshSpec``.
     """
 
     label: str
@@ -77,6 +77,7 @@ class ResolvedHost:
     alive_count: int
     config_text: str
     prefers_files: bool
+    is_typed: bool
 
     @property
     def known_name(self) -> str:
@@ -204,6 +205,7 @@ def _resolved(spec: SshSpec, config: SSHClientConfig, text: str) -> ResolvedHost
         alive_count=int(str(config.get("ServerAliveCountMax", alive_count))),
         config_text=text,
         prefers_files=spec.reopens,
+        is_typed=spec.is_typed,
     )
 
 

@@ -94,7 +94,7 @@ async def _through_hops(spec: SshSpec, host: str, hop: str, seen: tuple[str, ...
         raise HostUnreachable(host, "resolve", f"ProxyJump goes in circles or too far: {' → '.join((*seen, name))}")
     login: Login | None = None
     for jump in map(jump_spec, resolved.jumps):
-        jump = dataclasses.replace(jump, patience_s=spec.patience_s, reopens=spec.reopens)
+        jump = dataclasses.replace(jump, patience_s=spec.patience_s, reopens=spec.reopens, is_typed=spec.is_typed)
         label = f"jump host {jump.target}"
         if login is None:
             login = await _through_hops(jump, host, label, (*seen, name))
@@ -130,7 +130,8 @@ async def _with_lasting_key(login: Login | None, resolved: ResolvedHost, host: s
     opened = await _with_retries(login, resolved, host, hop)
     opened.warnings.append(
         f"host {host}: only a key of your ssh agent opens {hop or resolved.host}: should the tunnel break when the "
-        "agent is gone (you have logged out), the host is lost; `ssh.identity_file` names a key without a passphrase"
+        f"agent is gone (you have logged out), the host is lost; {_named(resolved, 'identity_file', '-i')} names a key "
+        "without a passphrase"
     )
     return opened
 
@@ -204,7 +205,8 @@ class _Attempt:
         except TimeoutError:
             raise self._fail("resolve", f"{to.host}: no answer within {RESOLVE_TIMEOUT_S:g} s") from None
         except (OSError, UnicodeError) as error:
-            remedy = "check the name, or give `ssh.target` (a name, an address, or an alias of your ssh config)"
+            given = _named(to, "target", "--ssh")
+            remedy = f"check the name, or give {given} (a name, an address, or an alias of your ssh config)"
             raise self._fail("resolve", f"{to.host}: {_words(error)}", remedy) from None
         reasons = []
         for family, kind, protocol, _, address in found:
@@ -335,22 +337,26 @@ class _Attempt:
                 f"ssh-keygen -R '{to.known_name}' -f {file}, then trust the new key"
             )
             return self._fail("host key", f"{shown} is not the one in your known hosts ({known})", remedy)
+        folder = os.path.dirname(os.path.expanduser(file))
+        making = "" if os.path.isdir(folder) else f"mkdir -pm700 {folder} && "
         remedy = (
             f"compare the fingerprint with the host's own (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then: "
-            f"ssh-keyscan {port}{to.host} >> {file}"
+            f"{making}ssh-keyscan {port}{to.host} >> {file}"
         )
         return self._fail("host key", f"{shown} is not in your known hosts", remedy)
 
     def _denied(self) -> HostUnreachable:
         to = self._to
-        tried = ", ".join(to.identity_files) if to.identity_files else "the default keys of ~/.ssh"
-        notes = [f"tried {tried}" + (" and the agent" if to.agent else "; no ssh agent is running")]
-        notes += [f"{path} does not exist" for path in to.missing_identities]
-        remedy = f"add your public key there (ssh-copy-id), or set `ssh.user` and `ssh.identity_file`; {notes[0]}"
+        named = ", ".join(to.identity_files or ()) or "no key file"
+        tried = "the default keys of ~/.ssh" if to.identity_files is None else named
+        notes = [f"{path} does not exist" for path in to.missing_identities]
+        notes.append(f"tried {tried}" + (" and the agent" if to.agent else "; no ssh agent is running"))
+        user, key = _named(to, "user", "USER@ before the host"), _named(to, "identity_file", "-i")
+        remedy = f"add your public key there (ssh-copy-id), or set {user} and {key}"
         locked = _encrypted(to.identity_files or ())
         if locked:
             remedy = f"{locked[0]} has a passphrase and flodl never asks for one: run ssh-add {locked[0]} first"
-        return self._fail("auth", f"{self.where}: {to.user} is refused ({'; '.join(notes[1:] or notes)})", remedy)
+        return self._fail("auth", f"{self.where}: {to.user} is refused ({'; '.join(notes)})", remedy)
 
     def _timed_out(self) -> HostUnreachable:
         if self._stage == "auth":
@@ -360,6 +366,11 @@ class _Attempt:
 
     def _fail(self, stage: str, reason: str, remedy: str = "") -> HostUnreachable:
         return HostUnreachable(self._host, stage, reason, remedy)
+
+
+def _named(to: ResolvedHost, key: str, option: str) -> str:
+    """What a person sets: ``key`` of ``ssh`` in the cluster file, or ``option`` of the command line."""
+    return option if to.is_typed else f"`ssh.{key}`"
 
 
 def _algorithms(keys: KnownKeys) -> list[str]:

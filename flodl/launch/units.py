@@ -2,8 +2,8 @@
 those.
 
 What is shipped is valid as it stands; here the lines that depend on a machine are replaced. Paths of the system unit:
-``/etc/systemd/system/fdl-daemon.service``, ``/etc/fdl/daemon.env``, ``/etc/fdl/daemon.token``; of a user's the same
-names under ``~/.config/systemd/user`` and ``~/.config/fdl``.
+``/etc/systemd/system/fdl-daemon.service``; ``daemon.env``, ``daemon.token`` and ``id_ed25519`` in ``/etc/fdl``; of a
+user's the same names under ``~/.config/systemd/user`` and ``~/.config/fdl``.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,18 @@ CONFIG_NAME: Final = "daemon.env"
 TOKEN_NAME: Final = "daemon.token"
 CREDENTIAL: Final = "fdl-token"
 """The name under which systemd hands the token over (``LoadCredential=``)."""
+KEY_CREDENTIAL: Final = "fdl-ssh-key"
+"""And the ssh key: an empty line where there is none beside the token."""
 
 CONTROLLER: Final = "FDL_CONTROLLER"
 HOST: Final = "FDL_HOST"
 DEVICES: Final = "FDL_DEVICES"
 PATH: Final = "FDL_PATH"
 TLS: Final = "FDL_TLS"
+SSH: Final = "FDL_SSH"
+SSH_KEY: Final = "FDL_SSH_KEY"
 TOKEN_FILE: Final = "FDL_TOKEN_FILE"
-SETTINGS: Final = (CONTROLLER, HOST, DEVICES, PATH, TLS)
+SETTINGS: Final = (CONTROLLER, HOST, DEVICES, PATH, TLS, SSH, SSH_KEY)
 """The variables of ``daemon.env``; ``TOKEN_FILE`` is the unit's own affair."""
 
 _FILES: Final = resources.files("flodl.launch") / "systemd"

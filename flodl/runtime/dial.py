@@ -46,14 +46,17 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """Where the controller listens, as configured; ``tls`` says at which addresses we want TLS."""
+    """Where the controller listens, as configured; ``tls`` says at which addresses we want TLS. ``shown`` names it for
+    people where the address means nothing to them; empty: the address does.
+    """
 
     host: str
     port: int
     tls: TlsMode = TlsMode.AUTO
+    shown: str = ""
 
     def __str__(self) -> str:
-        return format_address(self.host, self.port)
+        return self.shown or format_address(self.host, self.port)
 
 
 async def connect_control(controller: Controller, identity: Identity, allowed: Vocabulary) -> tuple[FramedStream, str]:
@@ -108,8 +111,11 @@ async def _open(controller: Controller, identity: Identity, channel: Channel) ->
         except TimeoutError:
             reason = f"no answer to the handshake within {HANDSHAKE_S:g} s"
             raise HostUnreachable(str(controller), "join", reason, _CHECK_REMEDY) from None
-        except (ConnectionLost, RemoteProtocolError, OSError) as error:
-            raise HostUnreachable(str(controller), "join", str(error), _CHECK_REMEDY) from error
+        except ConnectionLost as lost:
+            raise HostUnreachable(str(controller), "join", f"it hung up {lost.detail}", _CHECK_REMEDY) from lost
+        except (RemoteProtocolError, OSError) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            raise HostUnreachable(str(controller), "join", reason, _CHECK_REMEDY) from error
         if not handshake.done:
             reason = f"controller {controller}: {handshake.refusal}"
             raise JoinRefused(reason, is_wrong_token=handshake.is_wrong_secret)

@@ -16,7 +16,7 @@ from flodl.launch.install import ask_systemd, install, is_active, next_steps, pl
 from flodl.launch.keeper import keep
 from flodl.launch.units import Scope
 from flodl.runtime.service import Service
-from flodl_cli.offer import keeper_request
+from flodl_cli.offer import keeper_request, loaded_key, ssh_spec
 
 
 @click.group("daemon", short_help="serve one run after another, by itself or under systemd")
@@ -43,13 +43,34 @@ def command() -> None:
     envvar=units.TLS,
     help="Whether the controller's address wants TLS; auto: unless it is loopback.",
 )
+@click.option(
+    "--ssh",
+    "login",
+    envvar=units.SSH,
+    metavar="[USER@]HOST[:PORT]",
+    help="Through an ssh login to the controller's machine; HOST:PORT is as seen there then.",
+)
+@click.option(
+    "-i",
+    "--identity",
+    type=click.Path(dir_okay=False),
+    envvar=units.SSH_KEY,
+    help="With --ssh: the private key; default: systemd's credential fdl-ssh-key.",
+)
 def run_command(
-    target: str | None, token_file: Path | None, devices: str | None, host: str | None, path: str | None, tls: str
+    target: str | None,
+    token_file: Path | None,
+    devices: str | None,
+    host: str | None,
+    path: str | None,
+    tls: str,
+    login: str | None,
+    identity: str | None,
 ) -> int:
     """Dial the controller at HOST:PORT, and serve one run after another until this command is stopped.
 
-    What is not given is taken from FDL_CONTROLLER, FDL_TOKEN_FILE, FDL_DEVICES, FDL_HOST, FDL_PATH and FDL_TLS; without
-    --devices and --path the run's cluster file decides. Ends with 2 on what no waiting cures.
+    What is not given is taken from FDL_CONTROLLER, FDL_TOKEN_FILE, FDL_DEVICES, FDL_HOST, FDL_PATH, FDL_TLS, FDL_SSH
+    and FDL_SSH_KEY; without --devices and --path the run's cluster file decides. Ends with 2 on what no waiting cures.
     """
     service = Service.taken_from(os.environ, os.getpid())
     for name in (*units.SETTINGS, units.TOKEN_FILE):
@@ -57,7 +78,8 @@ def run_command(
     if not target:
         raise ConfigError(f"no controller is named: give HOST:PORT, or {units.CONTROLLER}, as in {units.CONFIG_NAME}")
     request = keeper_request(target, token_file, service, devices, host, path)
-    return keep(dataclasses.replace(request, tls=TlsMode(tls)), service)
+    ssh = None if not login else ssh_spec(login, identity or loaded_key(service), reopens=True)
+    return keep(dataclasses.replace(request, tls=TlsMode(tls), ssh=ssh), service)
 
 
 @command.command("install")

@@ -11,12 +11,11 @@ from flodl.config.address import split_address
 from flodl.config.tls import TlsMode
 from flodl.errors import ConfigError
 from flodl.launch import rundir
-from flodl.launch.bootstrap import Liveness
 from flodl.launch.join import JoinRequest, join
 from flodl.launch.keeper import keep
 from flodl.launch.plan import SshSpec
 from flodl.runtime.service import Service
-from flodl_cli.offer import DEFAULT_PORT, device_words, host_name, keeper_request
+from flodl_cli.offer import DEFAULT_PORT, device_words, host_name, keeper_request, ssh_spec
 from flodl_cli.runs import complete_live, live_run
 
 SSH_TARGET: Final = "127.0.0.1:1337"
@@ -72,7 +71,7 @@ def command(
         raise click.UsageError("-i needs --ssh")
     if login is not None and token_file is None:
         raise click.UsageError("--ssh needs --token-file")
-    ssh = None if login is None else _ssh(login, identity, reopens=persist)
+    ssh = None if login is None else ssh_spec(login, identity, reopens=persist)
     target = target if login is None else target or SSH_TARGET
     if persist:
         return _keep(target, token_file, devices, host, path, TlsMode(tls), ssh)
@@ -81,15 +80,6 @@ def command(
         return join(_local(target, words, name, path))
     request = _direct(target, token_file, words, name, path)
     return join(dataclasses.replace(request, tls=TlsMode(tls), ssh=ssh))
-
-
-def _ssh(login: str, identity: str | None, reopens: bool) -> SshSpec:
-    from flodl.launch.ssh_config import jump_spec  # asyncssh takes 0.3 s to import
-
-    spec = jump_spec(login)
-    if not spec.target or spec.target.startswith("-"):
-        raise click.UsageError(f"--ssh {login!r}: expected [USER@]HOST[:PORT]")
-    return dataclasses.replace(spec, identity_file=identity, patience_s=Liveness().dead_s, reopens=reopens)
 
 
 def _keep(

@@ -80,4 +80,9 @@ def _lines(request: KitRequest, report: KitReport, regen: bool, dry_run: bool) -
         lines += [f"  the old token of {host}" for host in sorted({request.host, *report.stale})]
         lines += [f"  the old token of {left}" for left in report.left]
         lines += ["  (a run that is under way goes on with the old join token)"]
+    if report.moved:
+        lines += ["", "Made for another address, and to be put in its place anew:"]
+        for name, was, now in report.moved:
+            what = "the line in ~/.ssh/authorized_keys here" if name == kit.AUTHORIZED_NAME else f"{name} there"
+            lines.append(f"  {what}: made for {was}, the controller is now {now}")
     return [*lines, "", *kit.instructions(request, str(report.folder), report.public_key)]

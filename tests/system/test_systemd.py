@@ -2,6 +2,7 @@
 should. Only its times are shortened, by a drop-in.
 """
 
+import contextlib
 import os
 import re
 import secrets
@@ -21,6 +22,7 @@ from flodl.launch import rundir, units
 from flodl.launch.units import Scope
 from flodl.wire.handshake import derive_join_secret
 from tests.runs import BIN, END_S, ROOT, START_S, Fdl, Launched
+from tests.system.lab import Lab
 from tests.system.systemd import Systemd
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -76,6 +78,18 @@ class Site:
         path.unlink(missing_ok=True)
         if secret is not None:
             rundir.write_token_file(path, secret)
+
+    @contextlib.contextmanager
+    def holding(self, *files: tuple[str, bytes]) -> Iterator[None]:
+        """The machine with these files, root's and private, until the end."""
+        paths = [self.machine.root / name for name, _ in files]
+        for path, (_, content) in zip(paths, files, strict=True):
+            path.unlink(missing_ok=True)
+            path.touch(0o600)
+            path.write_bytes(content)
+        yield
+        for path in paths:
+            path.unlink()
 
     def launch(self, *workers: str, **flags: object) -> Launched:
         path = self.fdl.folder / "fdl.cluster.yml"
@@ -232,6 +246,32 @@ def test_unit_gives_up_on_what_a_restart_does_not_cure(site: Site) -> None:
     assert "it holds another token" in site.journal()
     os.kill(run.pid_of("controller"), signal.SIGTERM)
     run.wait(END_S)
+
+
+@pytest.mark.long
+def test_unit_comes_through_ssh_with_the_files_of_its_kit(site: Site, hosts: Lab) -> None:
+    machine, fdl = site.machine, site.fdl
+    run = site.launch(MANAGED, epochs=3)
+    run.wait_for_event("host_awaited")
+    kit = Path(fdl.env["FDL_STATE_HOME"]) / "walk-ins" / "node-m"
+    authorized = fdl.folder / "authorized"
+    authorized.touch()
+    with hosts.one_more_sshd(None, authorized=authorized) as (port, known):
+        login = f"root@{hosts.address}:{port}"
+        made = fdl.call("join-config", "node-m", "-c", str(fdl.folder / "fdl.cluster.yml"), "--login", login)
+        assert made.returncode == 0, made.stderr
+        authorized.write_bytes((kit / "authorized_keys.line").read_bytes())
+        names = ("daemon.env", "daemon.token", "id_ed25519")
+        files = [(f"etc/fdl/{name}", (kit / name).read_bytes()) for name in names]
+        with site.holding(*files, ("etc/ssh/ssh_known_hosts", known.encode())):
+            machine.systemctl("start", UNIT)
+            run.wait_for_training()
+            state = run.read("state.json")
+            assert state is not None
+            assert [host["host"] for host in state["hosts"] if host["tunnelled"]] == ["node-m"]
+            assert run.wait() == 0, run.story() + site.journal()
+            machine.systemctl("stop", UNIT)
+    run.wait_until_clean()
 
 
 # ---------------------------------------------------------------------------------------------------------- the units

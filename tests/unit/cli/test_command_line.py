@@ -10,6 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flodl.errors import ConfigError
+from flodl.launch import units
+from flodl.launch.keeper import KeeperRequest
+from flodl.launch.rundir import write_token_file
+from flodl_cli.commands import cmd_daemon
 from flodl_cli.commands.cmd_launch import command as launch_command
 from flodl_cli.commands.cmd_launch import split_script
 from flodl_cli.main import COMMANDS, cli, main
@@ -154,6 +158,7 @@ def test_plain_run_is_described_without_a_head(tmp_path: Path) -> None:
         (["join", "--persist", "--token-file", "token"], "HOST:PORT"),
         (["daemon", "install"], "--system or --user"),
         (["daemon", "run", "--tls", "maybe"], "--tls"),
+        (["join", "boss:1", "--ssh", "-o", "--token-file", "t"], "expected [USER@]HOST"),
         (["join", "--ssh", "boss"], "--ssh needs --token-file"),
         (["join", "-i", "/dev/null"], "-i needs --ssh"),
         (["join-config", "a b"], "expected a host name"),
@@ -311,3 +316,43 @@ def test_config_commands_read_the_file(tmp_path: Path) -> None:
     assert "fdl.cluster.yml:2" in shown
     assert '"origin"' in fdl("config", "show", "--json").output
     assert '"$schema"' in fdl("config", "schema").output
+
+
+@pytest.mark.parametrize(
+    ("given", "loaded", "key"),
+    [("/my/key", b"a key", "/my/key"), ("", b"a key", "CREDENTIAL"), ("", b"\n", None), ("", None, None)],
+)
+def test_managed_daemon_comes_through_ssh_with_the_key_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, loaded: bytes | None, key: str | None
+) -> None:
+    asked: list[KeeperRequest] = []
+    monkeypatch.setattr(cmd_daemon, "keep", lambda request, service: asked.append(request) or 0)
+    write_token_file(tmp_path / units.CREDENTIAL, b"\x5e" * 32)
+    if loaded is not None:
+        (tmp_path / units.KEY_CREDENTIAL).write_bytes(loaded)
+    for name, value in {
+        "CREDENTIALS_DIRECTORY": str(tmp_path),
+        units.CONTROLLER: "127.0.0.1:1437",
+        units.SSH: "me@boss:2222",
+        units.SSH_KEY: given,
+    }.items():
+        monkeypatch.setenv(name, value)
+
+    assert fdl("daemon", "run", "--host", "box").exit_code == 0
+
+    (request,) = asked
+    assert request.ssh is not None
+    assert (request.ssh.user, request.ssh.target, request.ssh.port) == ("me", "boss", 2222)
+    assert request.ssh.identity_file == (str(tmp_path / units.KEY_CREDENTIAL) if key == "CREDENTIAL" else key)
+    assert request.ssh.reopens
+    assert units.SSH not in os.environ
+    assert units.SSH_KEY not in os.environ
+
+
+def test_managed_daemon_without_a_login_dials_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[KeeperRequest] = []
+    monkeypatch.setattr(cmd_daemon, "keep", lambda request, service: asked.append(request) or 0)
+    monkeypatch.setenv(units.SSH_KEY, "/no/such/key")  # as a user's unit says, whether there is one or not
+    write_token_file(tmp_path / "token", b"\x5e" * 32)
+    assert fdl("daemon", "run", "boss:1337", "--token-file", "token").exit_code == 0
+    assert asked[0].ssh is None

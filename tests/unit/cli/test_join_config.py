@@ -88,3 +88,14 @@ def test_dry_run_says_would_and_writes_nothing(state: Path) -> None:
     assert f"would be made: {state / 'walk-ins' / 'box' / 'daemon.token'}" in text
     assert "<public key>" in text
     assert not state.exists()
+
+
+def test_changed_address_says_what_has_to_be_put_in_place_anew(state: Path, tmp_path: Path) -> None:
+    said("box", "--login", "u@gate")
+    write_cluster("host: 10.0.0.1", tmp_path)
+    text = said("box", "--login", "u@gate")
+    assert f"kept: {state / 'join.token'}" in text
+    assert (
+        "  the line in ~/.ssh/authorized_keys here: made for 127.0.0.1:1337, the controller is now 10.0.0.1:1337\n"
+        "  daemon.env there: made for 127.0.0.1:1337 through u@gate, the controller is now 10.0.0.1:1337\n"
+    ) in text

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from flodl.config.builder import local_cluster
-from flodl.errors import ConfigError
+from flodl.errors import ConfigError, PeerLost
 from flodl.launch import rundir
 from flodl.launch.document import dump
 from flodl.launch.launcher import LaunchOptions, local_request
@@ -449,3 +450,14 @@ def test_output_that_the_terminal_cannot_hold_is_escaped(ended: RunDir) -> None:
         timeout=60,
     )
     assert b"\xe9\\u6f22\n" in shown.stdout
+
+
+def test_status_at_an_address_where_nobody_answers_says_what_to_check(ended: RunDir) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(PeerLost) as caught:
+        fdl("status", "--addr", f"127.0.0.1:{port}")
+    assert str(caught.value) == (
+        f"controller 127.0.0.1:{port}: Connection refused\n"
+        f"  check address and port: fdl status {ended.run_id} without --addr, on its machine, knows them"
+    )

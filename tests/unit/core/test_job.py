@@ -20,7 +20,9 @@ from flodl.core.events import (
 )
 from flodl.core.finale import STATE_TIMEOUT_S
 from flodl.core.job import JobCore, JobSettings, Phase
-from flodl.core.liveness import LivenessSettings
+from flodl.core.liveness import Liveness, LivenessSettings
+from flodl.core.membership import Membership
+from flodl.core.startup import Startup
 from flodl.core.window import JoinSettings, StartRule
 from flodl.messages import (
     Admitted,
@@ -161,6 +163,24 @@ def test_roster_that_is_there_and_too_small_says_what_helps() -> None:
         "the run cannot start: 3 of 9 ranks are there\nevery host of the roster is there\n"
         "  bring more hosts (fdl join), or lower join.min_rank_start"
     )
+
+
+@pytest.mark.parametrize(
+    ("comes", "goes", "words"),
+    [
+        (False, False, "no host has joined"),
+        (True, False, "the roster is empty"),
+        (True, True, "host x came, and left: no such script"),
+    ],
+)
+def test_empty_roster_with_too_few_says_who_has_come(comes: bool, goes: bool, words: str) -> None:
+    startup = Startup(JoinSettings((), min_rank_start=9), 60.0, Membership(), Liveness(LivenessSettings()), 0.0)
+    if comes:
+        startup.join(hello("x"), 1.0)
+    if goes:
+        startup.window.leave("x", "no such script")
+    _, message = startup.give_up(600.0)
+    assert f" ranks are there\n{words}\n  bring more hosts (fdl join)" in message
 
 
 def test_start_without_some_of_the_roster_names_them() -> None:

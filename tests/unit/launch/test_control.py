@@ -191,6 +191,7 @@ def test_another_runs_client_is_refused_and_told_why(site: Site, change: dict[st
     with pytest.raises(JoinRefused) as caught:
         site.client(**change).stop("x", abort=False, exit_code=143)  # type: ignore[arg-type]
     assert TOKEN.hex() not in str(caught.value)
+    assert caught.value.is_wrong_token is ("token" in change)
     assert caught.value.exit_code == 4
     assert site.heard == []
 
@@ -222,9 +223,10 @@ def test_controller_that_is_gone_is_a_lost_peer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     client = ControllerClient(RUN_ID, TOKEN, "127.0.0.1", port)
-    with pytest.raises(PeerLost):
+    words = rf"^controller 127\.0\.0\.1:{port}: Connection refused$"
+    with pytest.raises(PeerLost, match=words):
         client.stop("x", abort=False, exit_code=143)
-    with pytest.raises(PeerLost):
+    with pytest.raises(PeerLost, match=words):
         client.state()
 
 

@@ -114,13 +114,13 @@ def test_broken_session_is_opened_anew_behind_the_same_port(site: SshSite, monke
     async def body() -> list[bytes]:
         async with echoing() as port, site.serving():
             site.trust()
-            async with kept_open(site.spec(), "127.0.0.1", port, said.put_nowait) as own_port:
+            async with kept_open(site.spec(), "127.0.0.1", port, said.put_nowait) as way:
                 await until("is open")
-                answers = [await asked(own_port)]
+                answers = [await asked(way.port)]
                 site.hang_up()
                 await until("was lost; it is opened anew")
                 await until("is open")
-                return [*answers, await asked(own_port)]
+                return [*answers, await asked(way.port)]
 
     assert run(body) == [b"ping", b"ping"]
 
@@ -128,9 +128,37 @@ def test_broken_session_is_opened_anew_behind_the_same_port(site: SshSite, monke
 def test_who_dials_while_the_session_is_broken_is_hung_up_on(site: SshSite) -> None:
     said: list[str] = []
 
-    async def body() -> bytes:
+    async def body() -> tuple[bytes, str]:
         spec = site.spec(port=unused_port())
-        async with kept_open(spec, "127.0.0.1", 1, said.append) as own_port:
-            return await asked(own_port)
+        async with kept_open(spec, "127.0.0.1", 1, said.append) as way:
+            return await asked(way.port), str(way.fault)
 
-    assert run(body) == b""
+    answer, fault = run(body)
+    assert answer == b""
+    assert "the session with 127.0.0.1 is not open yet" in fault or "Connection refused" in fault
+
+
+def test_who_dials_where_nobody_listens_is_hung_up_on_and_told_why(site: SshSite) -> None:
+    said: asyncio.Queue[str] = asyncio.Queue()
+
+    async def body() -> list[HostUnreachable | None]:
+        async with site.serving(), echoing() as port:
+            site.trust()
+            refused = unused_port()
+            async with kept_open(site.spec(), "127.0.0.1", refused, said.put_nowait) as way:
+                while "is open" not in await said.get():
+                    pass
+                assert await asked(way.port) == b""
+                assert way.where == f"127.0.0.1:{refused} through 127.0.0.1"
+                assert f"no way to 127.0.0.1:{refused} there: " in str(way.fault)
+                faults = [way.fault]
+            async with kept_open(site.spec(), "127.0.0.1", port, said.put_nowait) as way:
+                while "is open" not in await said.get():
+                    pass
+                assert await asked(way.port) == b"ping"
+                return [*faults, way.fault]
+
+    refused, none = run(body)
+    assert refused.stage == "tunnel"
+    assert "check that a run listens there" in refused.remedy
+    assert none is None

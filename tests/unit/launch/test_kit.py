@@ -18,6 +18,7 @@ from flodl.launch.rundir import read_token_file
 from flodl.wire.handshake import derive_join_secret
 
 REQUEST = KitRequest("box", "boss.lab:1337", "10.0.0.1:1337", "me@boss.lab")
+ONLY_SSH = KitRequest("box", "127.0.0.1:1337", "127.0.0.1:1337", "me@b")
 KEY = "ssh-ed25519 AAAA"
 ALL = {"daemon.token", "id_ed25519", *kit.texts(REQUEST, KEY)}
 
@@ -50,8 +51,9 @@ def test_what_goes_where_is_said_with_this_hosts_words() -> None:
     said = "\n".join(kit.instructions(REQUEST, "/kits/box", KEY))
     for words in (
         "copy from /kits/box",
-        "fdl join boss.lab:1337 --persist --token-file daemon.token --host box",
-        "fdl join 10.0.0.1:1337 --persist --ssh me@boss.lab -i id_ed25519 --token-file daemon.token --host box",
+        "fdl join boss.lab:1337 --persist --token-file daemon.token --host box --path PROJECT\n",
+        "--ssh me@boss.lab -i id_ed25519 --token-file daemon.token --host box --path PROJECT\n",
+        "  FDL_CONTROLLER=10.0.0.1:1337\n  FDL_SSH=me@boss.lab\n",
         kit.authorized_line(REQUEST, KEY),
         "- {host: box, daemon: managed}",
     ):
@@ -59,10 +61,18 @@ def test_what_goes_where_is_said_with_this_hosts_words() -> None:
 
 
 def test_controller_on_loopback_is_reached_through_ssh_only() -> None:
-    said = "\n".join(kit.instructions(KitRequest("box", "127.0.0.1:1337", "127.0.0.1:1337", "me@b"), "/k", KEY))
+    said = "\n".join(kit.instructions(ONLY_SSH, "/k", KEY))
     assert "Directly: not from another machine" in said
-    assert "fdl daemon install" not in said
+    assert said.index("Through ssh") < said.index("fdl daemon install")
+    assert "daemon.token daemon.env id_ed25519  → /etc/fdl/" in said
     assert "--ssh me@b" in said
+
+
+def test_settings_for_a_controller_on_loopback_lead_through_ssh() -> None:
+    settings = kit.texts(ONLY_SSH, KEY)[units.CONFIG_NAME].splitlines()
+    assert "FDL_CONTROLLER=127.0.0.1:1337" in settings
+    assert "FDL_SSH=me@b" in settings
+    assert not any(line.startswith("FDL_SSH=") for line in kit.texts(REQUEST, KEY)[units.CONFIG_NAME].splitlines())
 
 
 def test_settings_name_the_controller_and_the_host() -> None:
@@ -134,12 +144,34 @@ def test_token_of_an_earlier_join_token_is_made_anew(state: Path) -> None:
     assert {name for name, what in make(state).items() if what != "kept"} == {"join.token", "daemon.token"}
 
 
-def test_other_address_is_refused_until_it_is_asked_for(state: Path) -> None:
+@pytest.mark.parametrize(("before", "after"), [(REQUEST, ONLY_SSH), (ONLY_SSH, REQUEST)])
+def test_what_names_another_address_is_made_anew_and_told(state: Path, before: KitRequest, after: KitRequest) -> None:
+    make(state, before)
+    report = kit_files.make(after, state / "join.token", regenerate=False, dry_run=False)
+    anew = {path.name for what, path in report.done if what != "kept"}
+    assert anew == {"authorized_keys.line", "daemon.env"}
+    words = {REQUEST: ("10.0.0.1:1337", "boss.lab:1337"), ONLY_SSH: ("127.0.0.1:1337", "127.0.0.1:1337 through me@b")}
+    names = ("authorized_keys.line", "daemon.env")
+    assert report.moved == list(zip(names, words[before], words[after], strict=True))
+    assert set(make(state, after).values()) == {"kept"}
+
+
+def test_other_login_is_made_anew(state: Path) -> None:
+    make(state, ONLY_SSH)
+    moved = make(state, KitRequest("box", "127.0.0.1:1337", "127.0.0.1:1337", "me@other"))
+    assert {name for name, what in moved.items() if what != "kept"} == {"daemon.env"}
+
+
+def test_what_a_person_has_edited_is_refused_in_one_message_until_it_is_asked_for(state: Path) -> None:
     make(state)
-    moved = KitRequest("box", "elsewhere:1", "10.0.0.1:1337", "me@boss.lab")
-    with pytest.raises(ConfigError, match=r"daemon\.env: holds something else.*--regen"):
-        make(state, moved)
-    assert make(state, moved, regenerate=True)["daemon.env"] == "made anew"
+    for name in ("daemon.env", "worker.yml"):
+        with (kit_files.folder_of("box") / name).open("a") as file:
+            file.write("FDL_PATH=/srv/mine\n")
+    before = contents(state)
+    with pytest.raises(ConfigError, match=r"worker\.yml: holds something else(.|\n)*daemon\.env: holds .*--regen"):
+        make(state, ONLY_SSH)
+    assert contents(state) == before
+    assert make(state, ONLY_SSH, regenerate=True)["daemon.env"] == "made anew"
 
 
 @pytest.mark.parametrize("name", ["join.token", "walk-ins/box/daemon.token", "walk-ins/box/id_ed25519"])

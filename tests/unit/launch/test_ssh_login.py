@@ -92,7 +92,19 @@ def test_unknown_host_key_is_refused_with_fingerprint_and_command(site: SshSite)
     assert error.stage == "host key"
     assert site.host_key.get_fingerprint("sha256") in error.reason
     assert f"ssh-keyscan -p {site.port} 127.0.0.1 >> {site.known_hosts}" in error.remedy
+    assert "mkdir" not in error.remedy
     assert not site.known_hosts.exists()
+
+
+def test_place_for_a_host_key_is_made_where_there_is_none(site: SshSite, tmp_path: Path) -> None:
+    known = tmp_path / "new" / "known_hosts"
+
+    async def body() -> HostUnreachable:
+        async with site.serving():
+            return await failure(site.spec(options=(f"UserKnownHostsFile={known}",)))
+
+    remedy = run(body).remedy
+    assert f"mkdir -pm700 {known.parent} && ssh-keyscan -p {site.port} 127.0.0.1 >> {known}" in remedy
 
 
 @pytest.mark.parametrize("kind", ["ssh-ed25519", "ecdsa-sha2-nistp256"])
@@ -152,7 +164,18 @@ def test_refused_key_is_an_auth_failure_that_names_what_was_tried(site: SshSite)
 
     error = run(body)
     assert error.stage == "auth"
-    assert str(site.key) in str(error)
+    assert str(error).count(f"tried {site.key}; no ssh agent is running") == 1
+    assert error.remedy.endswith("or set `ssh.user` and `ssh.identity_file`")
+
+
+def test_remedy_for_what_was_typed_names_the_options(site: SshSite) -> None:
+    async def body() -> HostUnreachable:
+        async with site.serving():
+            site.trust()
+            asyncssh.generate_private_key("ssh-ed25519").write_private_key(site.key)
+            return await failure(site.spec(identity_file=str(site.key), is_typed=True))
+
+    assert run(body).remedy.endswith("or set USER@ before the host and -i")
 
 
 def test_key_with_a_passphrase_names_ssh_add(site: SshSite) -> None:
@@ -176,7 +199,8 @@ def test_missing_identity_file_is_named(site: SshSite) -> None:
 
     error = run(body)
     assert error.stage == "auth"
-    assert "/no/such/key does not exist" in error.reason
+    assert "/no/such/key does not exist; tried no key file; no ssh agent is running" in error.reason
+    assert "tried" not in error.remedy
 
 
 @contextlib.contextmanager

@@ -69,3 +69,11 @@ def test_every_setting_can_be_given() -> None:
 def test_value_with_a_line_end_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cannot stand in daemon\.env"):
         config({units.HOST: "a\nFDL_TLS=off"})
+
+
+def test_ssh_key_beside_the_token_is_handed_over_where_it_is_there() -> None:
+    system, user = unit(Scope.SYSTEM, "/usr/bin/python3", "fdl").splitlines(), unit(Scope.USER, "/usr/bin/python3")
+
+    assert f"LoadCredential={units.KEY_CREDENTIAL}:/etc/fdl/id_ed25519" in system
+    assert f"SetCredential={units.KEY_CREDENTIAL}:\\n" in system  # else a unit without the file would not start
+    assert '"FDL_SSH_KEY=%E/fdl/id_ed25519"' in user

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+import ssl
 
 import pytest
 
@@ -18,6 +19,7 @@ from flodl.runtime.reason import reason_of
             "Connection refused, No route to host",
         ),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
+        (ssl.SSLError(ssl.SSL_ERROR_SSL, "[SSL: WRONG_VERSION_NUMBER] wrong"), "[SSL: WRONG_VERSION_NUMBER] wrong"),
         (OSError("no errno"), "no errno"),
         (ValueError(), "ValueError"),
     ],
