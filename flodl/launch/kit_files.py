@@ -66,6 +66,19 @@ def make(request: KitRequest, token_path: Path, *, regenerate: bool, dry_run: bo
         ConfigError: a file that is in the way, or a folder that others may write to; nothing has been changed.
         PreflightError: a file or folder that cannot be written; it says what has been done before.
     """
+    if dry_run:
+        return _make(request, token_path, regenerate, dry_run)
+    home = state_home()
+    _check_folder(home)
+    try:
+        private_files.make_folders(home)
+        with private_files.alone_in(home):  # two new join tokens at once would leave hosts with tokens of the other one
+            return _make(request, token_path, regenerate, dry_run)
+    except OSError as error:
+        raise PreflightError(f"{error.filename or home}: {error.strerror}") from None
+
+
+def _make(request: KitRequest, token_path: Path, regenerate: bool, dry_run: bool) -> KitReport:
     done: dict[Path, str] = {}
     for _ in range(ATTEMPTS):
         report = KitReport(folder_of(request.host))

@@ -4,13 +4,18 @@ disk, a crash or another process at the same moment leaves no half of one.
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 IGNORE_NAME: Final = ".gitignore"
+ALONE_S: Final = 10.0
+LOCK_POLL_S: Final = 0.02
 
 _NO_HARD_LINKS: Final = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
@@ -58,9 +63,30 @@ def make_folders(folder: Path) -> None:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         if not folder.is_dir():
-            raise
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from None
     else:
         folder.chmod(0o700)
+
+
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Until the end of the block no other process is in such a block for ``folder``, which is there. On a disk that
+    lets no folder be locked nobody is kept out.
+
+    Raises:
+        TimeoutError: another one is in it for ``ALONE_S`` and more.
+    """
+    descriptor, deadline_s = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), time.monotonic() + ALONE_S
+    try:
+        while not _is_locked(descriptor):
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"another process changes it for {ALONE_S:g} s or more", str(folder)
+                )
+            time.sleep(LOCK_POLL_S)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def keep_at_home(folder: Path) -> None:
@@ -77,6 +103,16 @@ def is_open_to_others(folder: Path) -> bool:
     except OSError:
         return False
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a disk without locks
+        return True
+    return True
 
 
 def _write_beside(path: Path, data: bytes, mode: int) -> Path:
