@@ -65,7 +65,7 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
     """Run ``options.script`` on ``cluster`` and watch it to its end.
 
     Returns:
-        The run's exit code; 0 after a dry run or a detachment.
+        The run's exit code; 0 after a dry run or a detachment, 129 where SIGHUP made us leave it.
 
     Raises:
         ConfigError: the plan is impossible, or the script is not there.
@@ -109,7 +109,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
     end = Viewer(started.run, started.info, terminal, started.process.poll).watch()
     if isinstance(end, Detached):
-        return 0
+        return end.exit_code
     with contextlib.suppress(subprocess.TimeoutExpired):
         started.process.wait(1.0)
     return end

@@ -22,4 +22,4 @@ def command(run: str | None, lines: int) -> int:
     terminal = Terminal()
     terminal.say(f"fdl: run {label} on {info.address}:{info.port}")
     end = Viewer(chosen, info, terminal, lines=lines).watch()
-    return 0 if isinstance(end, Detached) else end
+    return end.exit_code if isinstance(end, Detached) else end

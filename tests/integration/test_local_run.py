@@ -153,6 +153,7 @@ def test_hangup_of_the_launcher_leaves_the_run_alone(fdl: Fdl) -> None:
 
     run.kill("launcher", number=signal.SIGHUP)
 
-    assert run.wait(END_S) == 0, run.story()
+    assert run.wait(END_S) == 129, run.story()
+    assert f"fdl: detached by SIGHUP; run {run.run_id} goes on" in run.stderr
     assert run.wait_for_end()["status"] == "completed"
     run.wait_until_clean()
