@@ -94,12 +94,23 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        code = 130
+    except (click.Abort, KeyboardInterrupt) as error:
+        code = _interrupted(error)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its end
         code = 141
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted(error: BaseException) -> int:
+    """The exit code; click has put an exception of its own in front of ours."""
+    from flodl.launch.interruption import Interrupted
+
+    cause = error.__cause__ if isinstance(error, click.Abort) else error
+    if not isinstance(cause, Interrupted):
+        return 130
+    click.echo(f"fdl: {cause}", err=True)
+    return cause.exit_code
 
 
 if __name__ == "__main__":

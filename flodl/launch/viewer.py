@@ -66,9 +66,11 @@ class Viewer:
         terminal: Terminal,
         reap: Callable[[], object] = lambda: None,
         lines: int | None = None,
+        signals: deque[int] | None = None,
     ) -> None:
         """``reap`` collects the controller's exit status when it is our child, so that its end can be seen. ``lines``:
-        of the logs, and as many events, are shown of what was before; None shows all.
+        of the logs, and as many events, are shown of what was before; None shows all. ``signals`` came before
+        the viewer, and may still.
         """
         self._run = run
         self._info = info
@@ -78,7 +80,7 @@ class Viewer:
         self._client = ControllerClient.of(run, info)
         self._history: dict[str, str | int] = {} if lines is None else {"tail": lines}
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
-        self._signals: deque[int] = deque(maxlen=16)
+        self._signals: deque[int] = deque(maxlen=16) if signals is None else signals
         self._state: dict[str, Any] = {}
         self._asking: threading.Thread | None = None
         self._narrator = Narrator(terminal)

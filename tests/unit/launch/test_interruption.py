@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from flodl.launch import interruption
+from flodl.launch import interruption, rundir
+from flodl.launch.interruption import Interrupted
+from flodl.launch.terminal import Terminal
+from flodl.launch.viewer import Detached, Viewer
 
 VIEWER = """
 import os
@@ -53,6 +56,38 @@ def test_handlers_are_put_back() -> None:
     with interruption.caught(SIGNALS, lambda *_: None):
         pass
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+
+
+def test_signal_before_a_run_is_there_is_raised_and_its_repetition_is_not() -> None:
+    with interruption.raised("run x", bool):
+        with pytest.raises(Interrupted, match="run x: ended by SIGTERM") as told:
+            signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+    assert told.value.exit_code == 143
+
+
+def test_signal_that_a_run_can_be_told_is_left_to_its_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    with interruption.raised("run x", lambda: True) as signals:
+        os.kill(os.getpid(), signal.SIGHUP)
+        own = rundir.process_started(os.getpid())
+        info = rundir.ControllerInfo(os.getpid(), own or 0, "127.0.0.1", 1)
+        viewer = Viewer(rundir.create("20260101-000000-aaaa"), info, Terminal(), signals=signals)
+        assert viewer.watch() == Detached(129)
+
+
+def test_signal_waits_for_what_must_not_be_cut() -> None:
+    done: list[str] = []
+
+    def deed() -> None:
+        with interruption.held():
+            signal.raise_signal(signal.SIGUSR1)
+            done.append("all")
+
+    with interruption.raised("run x", bool), pytest.raises(Interrupted):
+        deed()
+    assert done == ["all"]
 
 
 def mask(pid: int, name: str) -> set[int]:
