@@ -81,11 +81,20 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script's entry point; always ends by SystemExit."""
+    from flodl.launch import standard_streams
+
+    standard_streams.open_closed()
+    standard_streams.guard()
     from flodl.errors import FlodlError
     from flodl.spec.words import printable
 
     try:
         code = cli.main(args=argv, prog_name="fdl", standalone_mode=False)
+    except standard_streams.OutputLost as error:
+        standard_streams.give_up_output()
+        if not isinstance(error, standard_streams.ReaderGone):
+            click.echo(f"fdl: {error}", err=True)
+        code = error.exit_code
     except FlodlError as error:
         if os.environ.get("FDL_TRACEBACK"):
             raise
@@ -96,9 +105,6 @@ def main(argv: list[str] | None = None) -> None:
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt) as error:
         code = _interrupted(error)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its end
-        code = 141
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -113,10 +113,10 @@ def _start(spec: RunSpec, options: LaunchOptions, signals: deque[int]) -> int:
             terminal.say(f"fdl: warning: {warning}")
     started = start_controller(spec, spread(spec, terminal))
     if options.detach:
-        terminal.result(spec.run_id)
         terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
         if spec.join.start is not StartRule.AUTO:
             terminal.say(f"fdl: its start is held for: fdl start {spec.run_id}")
+        terminal.result(spec.run_id)
         return 0
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
     end = Viewer(started.run, started.info, terminal, started.process.poll, signals=signals).watch()

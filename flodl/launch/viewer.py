@@ -25,6 +25,7 @@ from flodl.launch.keyboard import Keyboard
 from flodl.launch.narrator import Narrator
 from flodl.launch.progress import Progress
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
+from flodl.launch.standard_streams import OutputLost
 from flodl.launch.terminal import Terminal
 from flodl.launch.waiting import Waiting
 
@@ -104,6 +105,10 @@ class Viewer:
                 follower.start()
             try:
                 return self._loop(followers)
+            except OutputLost:
+                self._terminal.close()
+                self._terminal.say(f"fdl: {self._left_words()}")
+                raise
             finally:
                 self._terminal.close()
 
@@ -235,10 +240,16 @@ class Viewer:
 
     def _detached(self, how: str, exit_code: int = 0) -> Detached:
         self._narrator.end(None)
-        goes = "stops by itself" if self._stops else "goes on"
         self._terminal.close()
-        self._terminal.say(f"fdl: {how}; run {self._run.run_id} {goes}; fdl attach, fdl status, fdl stop")
+        self._terminal.say(f"fdl: {how}; {self._left_words()}")
         return Detached(exit_code)
+
+    def _left_words(self) -> str:
+        run_id = self._run.run_id
+        if self._run.outcome_json.exists():
+            return f"run {run_id} has ended; fdl status {run_id}"
+        goes = "stops by itself" if self._stops else "goes on"
+        return f"run {run_id} {goes}; fdl attach {run_id}, fdl stop {run_id}"
 
     def _ended(self, outcome: Mapping[str, Any], followers: list[threading.Thread]) -> int:
         deadline_s = time.monotonic() + DRAIN_S
