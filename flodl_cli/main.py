@@ -82,6 +82,10 @@ def cli() -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """The console script's entry point; always ends by SystemExit."""
+    from flodl.launch import standard_streams
+
+    standard_streams.open_closed()
+    standard_streams.guard()
     from flodl.errors import FlodlError
     from flodl.spec.words import printable
 
@@ -89,6 +93,11 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as Python's stderr: what it cannot hold fails no command
     try:
         code = cli.main(args=argv, prog_name="fdl", standalone_mode=False)
+    except standard_streams.OutputLost as error:
+        standard_streams.give_up_output()
+        if not isinstance(error, standard_streams.ReaderGone):
+            click.echo(f"fdl: {error}", err=True)
+        code = error.exit_code
     except FlodlError as error:
         if os.environ.get("FDL_TRACEBACK"):
             raise
@@ -97,12 +106,20 @@ def main(argv: list[str] | None = None) -> None:
     except click.ClickException as error:
         error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        code = 130
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout at its end
-        code = 141
+    except (click.Abort, KeyboardInterrupt) as error:
+        code = _interrupted(error)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted(error: BaseException) -> int:
+    """The exit code; click has put an exception of its own in front of ours."""
+    from flodl.launch.interruption import Interrupted
+
+    cause = error.__cause__ if isinstance(error, click.Abort) else error
+    if not isinstance(cause, Interrupted):
+        return 130
+    click.echo(f"fdl: {cause}", err=True)
+    return cause.exit_code
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ from flodl.ids import HostName, RankId
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import ControllerClient
 from flodl.launch.devices import offered
+from flodl.launch.interruption import wanted
 from flodl.launch.local import LocalDaemon, start_local
 from flodl.launch.plan import HostKind, HostPlan, SshSpec
 from flodl.launch.presence import Presence
@@ -221,12 +222,13 @@ class _Guest:
     @contextmanager
     def _signals_caught(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        numbers = wanted(SIGNALS)
+        for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:

@@ -32,6 +32,7 @@ from flodl.ids import HostName
 from flodl.launch.bootstrap import Bootstrap
 from flodl.launch.control import read_bootstrap
 from flodl.launch.devices import offered
+from flodl.launch.interruption import wanted
 from flodl.launch.join import BOUND_GRACE_S, SIGNALS, own_folder
 from flodl.launch.local import LocalDaemon, start_local
 from flodl.launch.plan import HostKind, HostPlan, SshSpec
@@ -263,12 +264,13 @@ class _Keeper:
     @contextmanager
     def _signals_caught(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in SIGNALS:
+        numbers = wanted(SIGNALS)
+        for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             yield
         finally:
-            for number in SIGNALS:
+            for number in numbers:
                 loop.remove_signal_handler(number)
 
     def _on_signal(self, number: int) -> None:

@@ -7,12 +7,14 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,10 +23,11 @@ from flodl.core.actions import Outcome
 from flodl.core.ending import EXIT_INTERRUPTED
 from flodl.core.window import StartRule
 from flodl.errors import ConfigError, DeadlineExceeded, FlodlError
-from flodl.launch import join_token, listening, preflight, rundir
+from flodl.launch import interruption, join_token, listening, preflight, rundir
 from flodl.launch.commands import controller_argv
 from flodl.launch.document import dump
 from flodl.launch.headline import last_lines
+from flodl.launch.interruption import Interrupted
 from flodl.launch.plan import LaunchRequest, PlainPlan, RunSpec, SyncMode, describe, plan
 from flodl.launch.rundir import CONTROLLER_START_S, ControllerInfo, RunDir, outcome_exit_code, port_remedy
 from flodl.launch.terminal import Terminal
@@ -65,7 +68,7 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
     """Run ``options.script`` on ``cluster`` and watch it to its end.
 
     Returns:
-        The run's exit code; 0 after a dry run or a detachment.
+        The run's exit code; 0 after a dry run or a detachment, 129 where SIGHUP made us leave it.
 
     Raises:
         ConfigError: the plan is impossible, or the script is not there.
@@ -77,7 +80,17 @@ def launch(cluster: "ClusterSpec", options: LaunchOptions) -> int:
 
 
 def start(spec: RunSpec, options: LaunchOptions) -> int:
-    """``launch`` behind its plan."""
+    """``launch`` behind its plan.
+
+    Raises:
+        Interrupted: a signal came before the run's controller listened; nothing of the run goes on.
+    """
+    run = rundir.place(spec.run_id)
+    with interruption.raised(f"run {spec.run_id}", run.controller_json.exists) as signals:
+        return _start(spec, options, signals)
+
+
+def _start(spec: RunSpec, options: LaunchOptions, signals: deque[int]) -> int:
     terminal = Terminal()
     if not spec.join.token_file and (fault := join_token.own_fault()):
         terminal.say(f"fdl: warning: this run takes no walk-ins: {fault}")
@@ -85,7 +98,7 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
         terminal.say(f"fdl: warning: {folder}: others may write to it, and so change runs; run: chmod go-w {folder}")
     if options.dry_run:
         preflight.check_script(spec)
-        for line in describe(spec, str(rundir.state_home() / "runs" / spec.run_id)):
+        for line in describe(spec, str(rundir.place(spec.run_id).path)):
             terminal.result(line)
         if spec.sync.mode is not SyncMode.OFF:
             from flodl.launch.sync import step
@@ -101,15 +114,15 @@ def start(spec: RunSpec, options: LaunchOptions) -> int:
             terminal.say(f"fdl: warning: {warning}")
     started = start_controller(spec, lambda: spread(spec, terminal))
     if options.detach:
-        terminal.result(spec.run_id)
         terminal.say(f"fdl: run {spec.run_id} ({spec.name}) goes on; fdl attach, fdl status, fdl stop")
         if spec.join.start is not StartRule.AUTO:
             terminal.say(f"fdl: its start is held for: fdl start {spec.run_id}")
+        terminal.result(spec.run_id)
         return 0
     terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
-    end = Viewer(started.run, started.info, terminal, started.process.poll).watch()
+    end = Viewer(started.run, started.info, terminal, started.process.poll, signals=signals).watch()
     if isinstance(end, Detached):
-        return 0
+        return end.exit_code
     with contextlib.suppress(subprocess.TimeoutExpired):
         started.process.wait(1.0)
     return end
@@ -193,43 +206,51 @@ def start_controller(spec: RunSpec, bring: "Callable[[], Tree | None]" = lambda:
         FlodlError: the controller ended or was not ready in time; or what ``bring`` raises, and nothing is left then.
     """
     sockets = listen(spec.bind_host, spec.port, port_remedy(spec.port))
+    run: RunDir | None = None
+    process: subprocess.Popen[bytes] | None = None
     try:
         _, port = listening.dial_address(sockets[0])
         spec = dataclasses.replace(spec, port=port)
-        rundir.try_to_create(spec.run_id)
+        with interruption.held():
+            rundir.try_to_create(spec.run_id)
         tree = bring()
-        run = rundir.create(spec.run_id)
-        with _failure_told(run):
-            run.write("run.json", dump(spec, indent=1))
-            if tree is not None:
-                run.write("tree.json", dump(tree))
+        with interruption.held():
+            run = rundir.create(spec.run_id)
+        run.write("run.json", dump(spec, indent=1))
+        if tree is not None:
+            run.write("tree.json", dump(tree))
+        with interruption.held():
             process = _spawn(run, spec, sockets)
+        for sock in sockets:
+            sock.close()
+        return StartedRun(run, _wait_for_controller(run, process), process)
+    except BaseException as error:
+        if process is not None:
+            _end(process)
+        if run is not None:
+            _tell_failed_start(run, error)
+        raise
     finally:
         for sock in sockets:
             sock.close()
-    with _failure_told(run):
-        try:
-            return StartedRun(run, _wait_for_controller(run, process), process)
-        except BaseException:
-            _end(process)
-            raise
 
 
-@contextlib.contextmanager
-def _failure_told(run: RunDir) -> Iterator[None]:
-    """A run whose controller does not come to listen has ended: its directory says why, for whoever looks later."""
-    try:
-        yield
-    except BaseException as error:
-        if not run.outcome_json.exists():
-            _write_failed_start(run, error)
-        raise
+def _tell_failed_start(run: RunDir, error: BaseException) -> None:
+    """A run whose controller does not come to listen has ended: its directory says why, for whoever looks later. One
+    that does not even say what was launched goes.
+    """
+    if not run.run_json.exists():
+        shutil.rmtree(run.path, ignore_errors=True)
+    elif not run.outcome_json.exists():
+        _write_failed_start(run, error)
 
 
 def _write_failed_start(run: RunDir, error: BaseException) -> None:
     outcome = Outcome("failed", 1, f"the run did not start: {error}", None, (), 0)
     if isinstance(error, FlodlError):
         outcome = dataclasses.replace(outcome, exit_code=error.exit_code)
+    elif isinstance(error, Interrupted):
+        outcome = dataclasses.replace(outcome, status="stopped", exit_code=error.exit_code, message=str(error))
     elif isinstance(error, KeyboardInterrupt):
         words = "interrupted before its controller listened"
         outcome = dataclasses.replace(outcome, status="stopped", exit_code=EXIT_INTERRUPTED, message=words)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from flodl.config.address import format_address
 from flodl.errors import FlodlError
-from flodl.launch import preflight
+from flodl.launch import preflight, standard_streams
 from flodl.launch.control import ControllerClient
 from flodl.launch.launcher import LaunchOptions, StartedRun, local_request, spread, start_controller
 from flodl.launch.narrator import ALERTS, Narrator
@@ -48,6 +48,7 @@ def promote(cluster: object) -> Mapping[str, Any]:
         HostUnreachable: hosts cannot be brought the project.
         FlodlError: the controller did not start.
     """
+    standard_streams.open_closed()
     options = LaunchOptions(tuple(sys.orig_argv[1:]), name=Path(sys.argv[0]).stem, spawns_head=False)
     spec = plan(_spec(cluster), local_request(options))
     preflight.check_join_token(spec)

@@ -258,20 +258,25 @@ def new_run_id(wall_s: float | None = None) -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime(wall_s)) + "-" + secrets.token_hex(2)
 
 
+def place(run_id: str) -> RunDir:
+    """Where the run's directory is, or will be."""
+    return RunDir(state_home() / RUNS_NAME / run_id)
+
+
 def create(run_id: str) -> RunDir:
     """Make the directory of a new run, with its token and its logs folder.
 
     Raises:
         PreflightError: the state folder cannot be written.
     """
-    run = RunDir(state_home() / RUNS_NAME / run_id)
+    run = place(run_id)
     try:
         private_files.make_folders(run.path.parent)
         private_files.keep_at_home(run.path.parent)
         run.path.mkdir(mode=0o700)
         try:
             _furnish(run)
-        except OSError:
+        except BaseException:
             shutil.rmtree(run.path, ignore_errors=True)  # half a run would be taken for the latest one
             raise
     except OSError as error:

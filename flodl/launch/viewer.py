@@ -12,19 +12,20 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any, Final
 
 from flodl.core.ending import process_exit_code
 from flodl.errors import FlodlError
+from flodl.launch import interruption
 from flodl.launch.control import ControllerClient
 from flodl.launch.headline import describe_outcome
 from flodl.launch.keyboard import Keyboard
 from flodl.launch.narrator import Narrator
 from flodl.launch.progress import Progress
 from flodl.launch.rundir import ControllerInfo, RunDir, outcome_exit_code, process_started
+from flodl.launch.standard_streams import OutputLost
 from flodl.launch.terminal import Terminal
 from flodl.launch.waiting import Waiting
 
@@ -51,7 +52,9 @@ RED: Final = "red"
 
 @dataclass(frozen=True, slots=True)
 class Detached:
-    """The viewer has left; the run goes on."""
+    """The viewer has left; the run goes on. ``exit_code``: 128 + N where signal N made it leave."""
+
+    exit_code: int = 0
 
 
 class Viewer:
@@ -64,9 +67,11 @@ class Viewer:
         terminal: Terminal,
         reap: Callable[[], object] = lambda: None,
         lines: int | None = None,
+        signals: deque[int] | None = None,
     ) -> None:
         """``reap`` collects the controller's exit status when it is our child, so that its end can be seen. ``lines``:
-        of the logs, and as many events, are shown of what was before; None shows all.
+        of the logs, and as many events, are shown of what was before; None shows all. ``signals`` came before
+        the viewer, and may still.
         """
         self._run = run
         self._info = info
@@ -76,7 +81,7 @@ class Viewer:
         self._client = ControllerClient.of(run, info)
         self._history: dict[str, str | int] = {} if lines is None else {"tail": lines}
         self._lines: queue.Queue[tuple[str, dict[str, Any]]] = queue.Queue(QUEUE_LINES)
-        self._signals: deque[int] = deque(maxlen=16)
+        self._signals: deque[int] = deque(maxlen=16) if signals is None else signals
         self._state: dict[str, Any] = {}
         self._asking: threading.Thread | None = None
         self._narrator = Narrator(terminal)
@@ -92,13 +97,18 @@ class Viewer:
             threading.Thread(target=self._follow, args=(path,), daemon=True, name=f"fdl{path}")
             for path in ("/events", "/logs")
         ]
-        with self._signals_caught(), self._keys:
+        heard = interruption.caught(CAUGHT, lambda number, _: self._signals.append(number))
+        with heard, self._keys:
             if self._keys.is_attentive:
                 self._terminal.say("fdl: Ctrl-C stops the run in order, d detaches")
             for follower in followers:
                 follower.start()
             try:
                 return self._loop(followers)
+            except OutputLost:
+                self._terminal.close()
+                self._terminal.say(f"fdl: {self._left_words()}")
+                raise
             finally:
                 self._terminal.close()
 
@@ -107,10 +117,12 @@ class Viewer:
         while True:
             now_s = time.monotonic()
             while self._signals:
-                if self._on_signal(self._signals.popleft()):
-                    return Detached()
+                number = self._signals.popleft()
+                if number == signal.SIGHUP:
+                    return self._detached("detached by SIGHUP", process_exit_code(0, number))
+                self._on_signal(number)
             if self._keys.pressed(DETACH):
-                return self._detached()
+                return self._detached("detached")
             if now_s - state_at_s >= STATE_EVERY_S:
                 state_at_s = now_s
                 self._refresh()
@@ -130,24 +142,9 @@ class Viewer:
                 return self._vanished()
 
     # ------------------------------------------------------------------------------------------------------ signals
-    @contextlib.contextmanager
-    def _signals_caught(self) -> Iterator[None]:
-        def note(number: int, _frame: FrameType | None) -> None:
-            self._signals.append(number)
-
-        before = {number: signal.signal(number, note) for number in CAUGHT}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, number: int) -> bool:
-        """Act on it; True when the viewer shall leave."""
-        if number == signal.SIGHUP:
-            return True
+    def _on_signal(self, number: int) -> None:
         if self._stops and not self._is_impatient(number):
-            return False
+            return
         exit_code = process_exit_code(0, number)
         self._stops += 1
         if self._stops == 1:
@@ -159,7 +156,6 @@ class Viewer:
             self._terminal.say("fdl: ending at once")
             self._abort_at_s = time.monotonic() + ABORT_GRACE_S
             self._ask(signal.Signals(number).name, abort=True, exit_code=exit_code)
-        return False
 
     def _is_impatient(self, number: int) -> bool:
         """Somebody wants the end at once. Schedulers send their signals to everyone, twice, and one after the other."""
@@ -242,12 +238,18 @@ class Viewer:
     def _is_alive(self) -> bool:
         return process_started(self._info.pid) == self._info.started
 
-    def _detached(self) -> Detached:
+    def _detached(self, how: str, exit_code: int = 0) -> Detached:
         self._narrator.end(None)
-        goes = "stops by itself" if self._stops else "goes on"
         self._terminal.close()
-        self._terminal.say(f"fdl: detached; run {self._run.run_id} {goes}; fdl attach, fdl status, fdl stop")
-        return Detached()
+        self._terminal.say(f"fdl: {how}; {self._left_words()}")
+        return Detached(exit_code)
+
+    def _left_words(self) -> str:
+        run_id = self._run.run_id
+        if self._run.outcome_json.exists():
+            return f"run {run_id} has ended; fdl status {run_id}"
+        goes = "stops by itself" if self._stops else "goes on"
+        return f"run {run_id} {goes}; fdl attach {run_id}, fdl stop {run_id}"
 
     def _ended(self, outcome: Mapping[str, Any], followers: list[threading.Thread]) -> int:
         deadline_s = time.monotonic() + DRAIN_S

@@ -34,7 +34,7 @@ def command(run: str | None, lines: int) -> int:
     terminal.say(f"fdl: run {label} on {info.address}:{info.port}")
     _wait_for_answer(chosen, info)
     end = Viewer(chosen, info, terminal, lines=lines).watch()
-    return 0 if isinstance(end, Detached) else end
+    return end.exit_code if isinstance(end, Detached) else end
 
 
 def _wait_for_answer(run: RunDir, info: ControllerInfo) -> None:

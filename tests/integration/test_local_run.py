@@ -153,6 +153,30 @@ def test_hangup_of_the_launcher_leaves_the_run_alone(fdl: Fdl) -> None:
 
     run.kill("launcher", number=signal.SIGHUP)
 
-    assert run.wait(END_S) == 0, run.story()
+    assert run.wait(END_S) == 129, run.story()
+    assert f"fdl: detached by SIGHUP; run {run.run_id} goes on" in run.stderr
     assert run.wait_for_end()["status"] == "completed"
+    run.wait_until_clean()
+
+
+def under(redirection: str) -> tuple[str, ...]:
+    return "sh", "-c", f'exec "$@" {redirection}', "sh"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-"])
+def test_launch_with_a_closed_stream_runs(fdl: Fdl, tmp_path: Path, closed: str) -> None:
+    (tmp_path / "short.py").write_text("print('ran')\n")
+    run = fdl.launch("--local", 1, "--plain", "short.py", under=under(closed))
+    assert run.wait() == 0, run.story()
+    run.wait_until_clean()
+
+
+def test_launch_whose_output_is_lost_says_that_the_run_goes_on(fdl: Fdl, tmp_path: Path) -> None:
+    (tmp_path / "talk.py").write_text("import time\nwhile True:\n    print('word', flush=True)\n    time.sleep(0.1)\n")
+    run = fdl.launch("--local", 1, "--plain", "talk.py", under=under(">/dev/full"))
+    assert run.wait() == 1, run.story()
+    assert f"fdl: run {run.run_id} goes on; fdl attach {run.run_id}, fdl stop {run.run_id}" in run.stderr
+    assert run.stderr.endswith("fdl: stdout: No space left on device\n")
+    assert fdl.call("stop", run.run_id).returncode == 0
+    assert run.wait_for_end()["status"] == "stopped"
     run.wait_until_clean()

@@ -97,7 +97,7 @@ def test_d_detaches(window: Window) -> None:
     window.type(b"d")
     shown = window.wait_for("shell: ended 0")
     assert "detached; run 20260101-000000-aaaa goes on" in shown
-    assert "Detached()" in shown
+    assert "Detached(exit_code=0)" in shown
     assert window.modes == before
 
 
@@ -107,7 +107,7 @@ def test_first_interrupt_stops_in_order_and_d_may_follow(window: Window) -> None
     window.type(b"\x03")
     window.wait_for("stopping in order; press Ctrl-C again to end it at once, d to leave it to itself")
     window.type(b"d")
-    window.wait_for("stops by itself.*\\s+.*Detached\\(\\)")
+    window.wait_for("stops by itself.*\\s+.*Detached\\(exit_code=0\\)")
     window.wait_for("shell: ended 0")
     assert window.modes == before
 

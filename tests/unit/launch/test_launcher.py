@@ -3,10 +3,14 @@ come to listen.
 """
 
 import dataclasses
+import os
+import signal
 import socket
+import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -130,3 +134,85 @@ def test_what_the_controller_has_written_itself_stays(spec: RunSpec, monkeypatch
     with pytest.raises(FlodlError):
         start_controller(spec)
     assert ended(run)[2] == "its own words"
+
+
+def test_start_that_is_interrupted_before_it_says_what_was_launched_leaves_nothing(
+    spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(RunDir, "write", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        start_controller(spec)
+    assert rundir.all_runs() == []
+
+
+LAUNCH = """
+import sys
+from flodl.launch import launcher, preflight
+from flodl_cli.main import main
+launcher.controller_argv = lambda *_: [sys.executable, "-S", "-c", "import signal; signal.pause()", "mute-controller"]
+if sys.argv[1] == "preflight":
+    preflight.check_hosts = lambda _: (print("preflight", flush=True), __import__("signal").pause())
+main(["launch", "--local", "1", "train.py"])
+"""
+
+
+@pytest.fixture
+def launched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadline_factor: float
+) -> Callable[..., "subprocess.CompletedProcess[str]"]:
+    """Runs ``fdl launch`` to its end; it gets a signal once a condition on its output holds."""
+    monkeypatch.setenv("FDL_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "train.py").write_text("")
+
+    def launch(number: signal.Signals, where: str, is_due: Callable[[], Any], wait_until: Callable[..., Any]) -> Any:
+        pipe, files = subprocess.PIPE, (tmp_path / "out", tmp_path / "err")
+        with files[0].open("wb") as out, files[1].open("wb") as err:
+            command = [sys.executable, "-c", LAUNCH, where]
+            process = subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=out, stderr=err)
+        try:
+            wait_until(is_due, 60, files[1].read_text)
+            os.kill(process.pid, number)
+            code = process.wait(60 * deadline_factor)
+        finally:
+            process.kill()
+            process.communicate()
+        return subprocess.CompletedProcess(command, code, *(file.read_text() for file in files))
+
+    return launch
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
+def test_signal_before_the_controller_listens_ends_the_run_and_says_so(
+    number: signal.Signals, launched: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    def controllers() -> list[str]:
+        marks = [str(tmp_path / "state").encode(), b"\0mute-controller\0"]
+        found = [each.name for each in Path("/proc").iterdir() if each.name.isdigit()]
+        return [pid for pid in found if marks[1] in of(pid, "cmdline") and marks[0] in of(pid, "environ")]
+
+    done = launched(number, "controller", controllers, wait_until)
+
+    (run,) = rundir.all_runs()
+    words = f"run {run.run_id}: ended by {number.name} before its controller listened"
+    assert (done.returncode, ended(run)) == (128 + number, ("stopped", 128 + number, words))
+    assert f"fdl: {words}\n" in done.stderr
+    assert controllers() == []
+
+
+def test_signal_while_hosts_are_asked_ends_the_launch_and_leaves_nothing(
+    launched: Callable[..., Any], tmp_path: Path, wait_until: Callable[..., Any]
+) -> None:
+    done = launched(signal.SIGTERM, "preflight", lambda: "preflight" in (tmp_path / "out").read_text(), wait_until)
+    assert done.returncode == 128 + signal.SIGTERM
+    assert "ended by SIGTERM before its controller listened" in done.stderr
+    assert rundir.all_runs() == []
+
+
+def of(pid: str, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""  # gone

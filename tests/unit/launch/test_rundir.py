@@ -243,6 +243,16 @@ def test_full_disk_is_said_before_the_start_and_leaves_no_half_run(
     assert rundir.all_runs() == []
 
 
+def test_interrupted_making_leaves_no_half_run(state_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "posix_fallocate", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        rundir.create("20260101-000000-0000")
+    assert rundir.all_runs() == []
+
+
 def test_room_for_the_last_words_is_kept_until_they_are_written() -> None:
     run = rundir.create("20260101-000000-0000")
     reserve = run.path / rundir.RESERVE_NAME
