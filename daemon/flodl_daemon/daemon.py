@@ -35,6 +35,7 @@ from flodl.runtime.processes import OrphanReaper, become_subreaper, create_memfd
 from flodl.runtime.spool import LogSpool
 from flodl.runtime.streams import FramedStream
 from flodl.wire.handshake import Role
+from flodl_daemon import warden_end
 from flodl_daemon.bulk import BulkLink
 from flodl_daemon.held_port import HeldPort
 from flodl_daemon.inbox import HostInbox
@@ -67,12 +68,13 @@ async def serve(given: Bootstrap, pulse_fd: int = -1) -> int:
         ConfigError: the devices that were asked for are not there.
         HostUnreachable: the controller cannot be reached.
         JoinRefused: the controller refused us.
+        PeerLost: our warden ended before we were let in.
     """
     become_subreaper()
     devices = offered(given.devices, given.host)
     role = Role.WALK_IN if given.is_walk_in else Role.DAEMON
     identity = Identity(given.run_id, bytes.fromhex(given.secret), role, given.host)
-    stream, bulk_line, address = await _dial(given, identity)
+    stream, bulk_line, address = await warden_end.before(_dial(given, identity))
     hello = _hello(given, devices, address)
     stream.send(hello)
     return await Daemon(given, stream, bulk_line, hello, pulse_fd).run()
@@ -223,14 +225,7 @@ class Daemon:
             loop.add_signal_handler(number, self._stop_host, number.name, self._given.stop_timeout_s)
         for number in (signal.SIGTERM, signal.SIGUSR1):
             loop.add_signal_handler(number, self._on_signal, number)
-        warden_fd = int(os.environ.get("FLODL_WARDEN_FD", "-1"))
-        if warden_fd >= 0:
-            os.set_inheritable(warden_fd, False)
-            loop.add_reader(warden_fd, self._on_warden_end, warden_fd)
-
-    def _on_warden_end(self, warden_fd: int) -> None:
-        asyncio.get_running_loop().remove_reader(warden_fd)
-        self._stop_host("the end of its warden", 3.0)
+        warden_end.watch(lambda: self._stop_host("the end of its warden", 3.0))
 
     def _on_signal(self, number: signal.Signals) -> None:
         """The warden sends SIGTERM when nobody is left who started us; else it is a scheduler's word to the run."""

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -397,5 +398,24 @@ def test_a_refused_daemon_gives_up_for_good(tmp_path: Path) -> None:
         assert await at_desk.end() == 2
         starting.cancel()
         assert "controller" in (tmp_path / "daemon.log").read_text()
+
+    at(tmp_path, scenario)
+
+
+def test_daemon_that_still_looks_for_its_controller_ends_with_its_warden(tmp_path: Path) -> None:
+    async def scenario(at_desk: Desk) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as mute:  # takes connections and never answers
+            address = f"127.0.0.1:{mute.getsockname()[1]}"
+            starting = asyncio.create_task(at_desk.start(SLEEP, controllers=(address,)))
+            mute.setblocking(False)
+            connection, _ = await asyncio.get_running_loop().sock_accept(mute)
+            with connection:
+                while at_desk.daemon is None:
+                    await asyncio.sleep(0.01)
+                warden, daemon = at_desk.pids()
+                os.kill(warden, signal.SIGKILL)
+                await until_gone(warden, daemon)
+            starting.cancel()
+        assert "its warden has ended" in (tmp_path / "daemon.log").read_text()
 
     at(tmp_path, scenario)
