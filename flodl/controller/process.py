@@ -20,24 +20,23 @@ from flodl.config.address import format_address
 from flodl.controller import tunnels
 from flodl.controller.bulk import BulkHub
 from flodl.controller.clients import ClientDesk
+from flodl.controller.cores import core_of
+from flodl.controller.final_state import FinalState
 from flodl.controller.head import HeadProcess, PromotedHead
 from flodl.controller.hosts import Roster
 from flodl.controller.http import HttpServer, View
 from flodl.controller.saves import Saves
-from flodl.controller.states import Arrived, private_file
 from flodl.core import actions as act
 from flodl.core import events as ev
 from flodl.core.ending import process_exit_code
-from flodl.core.job import JobCore, JobSettings, Phase
-from flodl.core.liveness import LivenessSettings
-from flodl.core.plain import PlainCore, PlainSettings
+from flodl.core.job import JobCore, Phase
+from flodl.core.plain import PlainCore
 from flodl.core.view import snapshot
-from flodl.core.window import JoinSettings
 from flodl.errors import FlodlError, PeerLost, ProtocolError, RemoteProtocolError
 from flodl.ids import HostName, RankId
 from flodl.launch import listening
 from flodl.launch.document import dump, load
-from flodl.launch.plan import HostKind, RunSpec
+from flodl.launch.plan import RunSpec
 from flodl.launch.rundir import ControllerInfo, RunDir, process_started, read_token_file
 from flodl.messages import (
     AskBootstrap,
@@ -118,7 +117,7 @@ class Controller:
         self._clock = MonotonicClock()
         host, self._port = listening.dial_address(sockets[0])
         self._address = spec.advertise or host
-        self._core = _core(spec, self._clock.now_s())
+        self._core = core_of(spec, self._clock.now_s())
         self._driver: Driver[ev.JobEvent, act.JobAction] = Driver(
             self._core, self._execute, self._clock, ev.Ticked, ev.Stalled
         )
@@ -127,17 +126,15 @@ class Controller:
         self._store = StoreTable()
         self._bulk = BulkHub()
         self._saves = Saves(self._bulk, spec.cwd, run.path, self._driver.post_threadsafe)
+        self._final = FinalState(self._bulk, run.path, self._driver.post, self._events.add)
         self._streams: dict[HostName, FramedStream] = {}
         self._hellos: dict[HostName, HostHello] = {}
         self._told_to_leave: set[HostName] = set()
         self._head_stream: FramedStream | None = None
-        self._awaited: act.ReceiveState | None = None
-        self._arrived: dict[tuple[HostName, int], Arrived] = {}
         self._is_state_written = True
         self._outcome: act.Outcome | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._searches: set[asyncio.Task[None]] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
         where = format_address(self._address, self._port)
         self._roster = Roster(
             spec,
@@ -172,7 +169,6 @@ class Controller:
             raise FlodlError(message) from error
 
     async def _serve(self) -> None:
-        self._loop = asyncio.get_running_loop()
         self._watch_signals()
         handlers = Handlers(self._on_control, self._on_bulk, self._http.serve, self._http.redirect, self._note_refused)
         run = Run(self._spec.run_id, self._token, self._join_token)
@@ -204,8 +200,7 @@ class Controller:
             await asyncio.to_thread(self._saves.close)
             self._events.end()
             self._logs.close()
-            for arrived in self._arrived.values():
-                arrived.discard()
+            self._final.close()
             for sock in (*self._sockets, *self._tunnel_sockets):
                 sock.close()
 
@@ -405,8 +400,7 @@ class Controller:
             case act.ResetStore():
                 self._reply(self._store.clear_prefix(""))
             case act.ReceiveState():
-                self._awaited = action
-                self._deliver_state()
+                self._final.want(action)
             case act.TryPlace(stem, resume_from):
                 self._saves.try_place(stem, resume_from)
             case act.OpenSave(_, host):
@@ -433,9 +427,7 @@ class Controller:
 
     def _send_host(self, host: HostName, message: ToDaemon) -> None:
         if isinstance(message, SendState) and not message.whole:  # the final state; a save expects its own
-            self._bulk.expect(
-                message.transfer, host, lambda: private_file(self._run.path), self._on_state, or_memory=True
-            )
+            self._final.expect(host, message.transfer)
         if host in self._streams:
             self._streams[host].send(message)
         if isinstance(message, StopHost):
@@ -478,51 +470,6 @@ class Controller:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._tasks is not None
         self._tasks.create_task(work)
-
-    def _on_state(self, arrived: Arrived) -> None:
-        """From a bulk thread."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._keep_state, arrived)
-        except RuntimeError:  # the loop is closed: the run is over
-            arrived.discard()
-
-    def _keep_state(self, arrived: Arrived) -> None:
-        self._arrived[arrived.host, arrived.transfer] = arrived
-        self._deliver_state()
-
-    def _deliver_state(self) -> None:
-        """The state that the core waits for takes its place and stays there: it may be the user's only copy."""
-        wanted = self._awaited
-        arrived = None if wanted is None else self._arrived.pop((wanted.host, wanted.transfer), None)
-        if wanted is None or arrived is None:
-            return
-        self._awaited = None
-        self._driver.post(self._store_state(arrived, wanted))
-
-    def _store_state(self, arrived: Arrived, wanted: act.ReceiveState) -> ev.StateStored:
-        reason = "lost" if arrived.error is None else arrived.error.strerror
-        disk = f"{self._run.path}: {reason} ({arrived.size_bytes} bytes)"
-        if arrived.path is None:
-            return ev.StateStored("", disk)
-        if arrived.size_bytes != wanted.size_bytes:
-            arrived.discard()
-            sizes = f"{arrived.size_bytes} bytes, announced {wanted.size_bytes}"
-            return ev.StateStored("", f"rank {wanted.rank} sent {sizes}")
-        if arrived.memory_fd >= 0:
-            self._arrived[arrived.host, arrived.transfer] = arrived  # to the end of the run
-            detail = (
-                f"the final state has no place on disk: {disk}; it is in memory until the script ends: let the script "
-                "save what join() returns elsewhere"
-            )
-            self._events.add(act.Record("state_in_memory", act.Severity.WARNING, detail, {}))
-            return ev.StateStored(str(arrived.path), "")
-        target = self._run.path / "final.safetensors"
-        try:
-            arrived.path.replace(target)
-        except OSError as error:
-            return ev.StateStored("", f"{target}: {error.strerror}")
-        return ev.StateStored(str(target), "")
 
     # ------------------------------------------------------------------------------------------------------- state
     def state(self) -> dict[str, Any]:
@@ -584,28 +531,3 @@ class Controller:
 
 def _addresses(sockets: list[socket.socket]) -> list[str]:
     return [str(sock.getsockname()[0]) for sock in sockets]
-
-
-def _core(spec: RunSpec, opened_s: float) -> JobCore | PlainCore:
-    live = spec.liveness
-    liveness = LivenessSettings(live.heartbeat_s, live.suspect_s, live.dead_s, live.startup_s)
-    if spec.plain is not None:
-        restarts = spec.plain.max_restarts
-        return PlainCore(PlainSettings(_join_settings(spec), liveness, restarts, spec.stop_timeout_s), opened_s)
-    settings = JobSettings(_join_settings(spec), liveness, has_head=True, stop_grace_s=spec.stop_timeout_s)
-    return JobCore(settings, opened_s)
-
-
-def _join_settings(spec: RunSpec) -> JoinSettings:
-    join = spec.join
-    return JoinSettings(
-        tuple(host.name for host in spec.hosts),
-        join.min_rank_start,
-        join.target_ranks,
-        {host.name: host.ranks for host in spec.hosts if host.ranks},
-        join.join_timeout_s,
-        join.max_join_timeout_s,
-        join.elastic,
-        join.start,
-        frozenset(host.name for host in spec.hosts if host.kind is HostKind.MANAGED),
-    )
