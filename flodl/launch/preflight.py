@@ -89,8 +89,8 @@ def report(failed: list[HostUnreachable]) -> None:
     if len(failed) == 1:
         raise failed[0]
     if failed:
-        first, others = failed[0], "\n".join(f"{error}" for error in failed[1:])
-        raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}\n{others}")
+        first, others = failed[0], "".join(f"\nfdl: {error}" for error in failed[1:])
+        raise HostUnreachable(first.host, first.stage, f"{first.reason}\n  {first.remedy}{others}")
 
 
 def check_here(spec: RunSpec) -> list[str]:
