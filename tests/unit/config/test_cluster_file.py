@@ -352,3 +352,14 @@ def test_roster_may_be_empty_where_ranks_come_by_themselves() -> None:
 def test_closed_world_whose_devices_are_not_known_yet_may_ask_for_more() -> None:
     text = "cluster:\n  controller: {host: b, join: {min_rank_start: 9, elastic: false}}\n  workers: [{host: a}]\n"
     assert parse_cluster(text.encode(), "f.yml", resolve_nothing).controller.join.min_rank_start == 9
+
+
+def test_key_that_is_missing_in_one_worker_is_told_at_that_worker() -> None:
+    problem = only_problem(
+        "cluster:\n"
+        "  controller: {host: localhost}\n"
+        "  workers:\n"
+        "    - {host: node-a, ranks: [0], local_devices: [cpu]}\n"
+        "    - {host: node-b, local_devices: [cpu]}\n"
+    )
+    assert (problem.key, problem.line, problem.read) == ("cluster.workers[1].ranks", 5, "no `ranks`")
