@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -83,7 +83,8 @@ def load_cluster(path: Path, resolve: Resolve = resolve_host) -> ClusterSpec:
     except OSError as failure:
         reason = failure.strerror or str(failure)
         raise ClusterFileError([Problem(str(path), None, None, "", reason, "a readable cluster file")]) from None
-    return parse_cluster(content, str(path), resolve)
+    spec = parse_cluster(content, str(path), resolve)
+    return spec.with_source(replace(spec.source, folder=os.path.realpath(path.parent)))
 
 
 def parse_cluster(content: bytes, file: str, resolve: Resolve = resolve_host) -> ClusterSpec:

@@ -236,10 +236,13 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a spec came from. ``file`` is empty for one built in code. Never part of a comparison of specs."""
+    """Where a spec came from. ``file`` is empty for one built in code, and ``folder``, free of links, for one that was
+    not loaded from a file. Never part of a comparison of specs.
+    """
 
     file: str = field(default="", compare=False)
     places: Mapping[KeyPath, Place] = field(default_factory=dict, compare=False)
+    folder: str = field(default="", compare=False)
 
 
 class _Spec(BaseModel):

@@ -122,6 +122,7 @@ class Way:
 
     async def _far_side(self) -> "tuple[asyncssh.SSHReader[bytes], asyncssh.SSHWriter[bytes]] | None":
         """A connection to the far side; None where there is none now, and ``fault`` says why."""
+        self.fault = None  # that of an earlier one
         if self._connection is None:
             self.fault = self._broken
             return None
@@ -130,7 +131,6 @@ class Way:
         except HostUnreachable as error:
             self.fault = error
             return None
-        self.fault = None
         return far
 
     async def _hold(self, login: Login) -> None:

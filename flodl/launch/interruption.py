@@ -9,6 +9,7 @@ ignores it for its background jobs, and a run is stopped by it there, too.
 import contextlib
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
@@ -18,6 +19,11 @@ from flodl.core.ending import process_exit_code
 
 ENDING: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Python itself makes an exception of SIGINT, and asyncio cares for that."""
+
+REPEAT_S: Final = 2.0
+"""A signal that comes again within this time is the same one, passed on by somebody else: schedulers send theirs to
+everyone, twice, and one after the other. Behind it somebody will not wait.
+"""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -48,23 +54,34 @@ def caught(numbers: Iterable[signal.Signals], handle: Callable[[int, FrameType |
 @contextlib.contextmanager
 def raised(what: str, is_there: Callable[[], bool]) -> Iterator[deque[int]]:
     """Make an exception of a signal while the block brings ``what`` about; collect those that come once it is there.
-    A scheduler sends its signals twice: only the first one is raised.
+    A scheduler sends its signals twice: what follows the first one within ``REPEAT_S`` says nothing new.
+
+    Where somebody has a way of their own to end what runs at SIGINT, as asyncio has, these go the same way.
 
     Raises:
-        Interrupted: in the block.
+        Interrupted: in the block, or behind it.
     """
     collected: deque[int] = deque(maxlen=16)
-    told: list[int] = []
+    told: list[tuple[int, float]] = []
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        now_s = time.monotonic()
         if is_there():
             collected.append(number)
-        elif not told:
-            told.append(number)
-            raise Interrupted(number, what)
+        elif not told or now_s - told[-1][1] > REPEAT_S:
+            told.append((number, now_s))
+            at_sigint = signal.getsignal(signal.SIGINT)
+            if at_sigint is signal.default_int_handler or not callable(at_sigint):
+                raise Interrupted(number, what)
+            at_sigint(signal.SIGINT, frame)
 
-    with caught(ENDING, handle):
-        yield collected
+    try:
+        with caught(ENDING, handle):
+            yield collected
+    except KeyboardInterrupt as error:
+        if told and not isinstance(error, Interrupted):
+            raise Interrupted(told[0][0], what) from None
+        raise
 
 
 @contextlib.contextmanager

@@ -119,8 +119,9 @@ def _start(spec: RunSpec, options: LaunchOptions, signals: deque[int]) -> int:
             terminal.say(f"fdl: its start is held for: fdl start {spec.run_id}")
         terminal.result(spec.run_id)
         return 0
-    terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
-    end = Viewer(started.run, started.info, terminal, started.process.poll, signals=signals).watch()
+    with interruption.caught([signal.SIGINT], lambda number, _: signals.append(number)):  # until the viewer cares
+        terminal.say(f"fdl: run {spec.run_id} ({spec.name}) on {started.info.address}:{started.info.port}")
+        end = Viewer(started.run, started.info, terminal, started.process.poll, signals=signals).watch()
     if isinstance(end, Detached):
         return end.exit_code
     with contextlib.suppress(subprocess.TimeoutExpired):

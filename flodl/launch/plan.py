@@ -390,6 +390,7 @@ def _project(spec: "ClusterSpec", request: LaunchRequest) -> str:
     if spec.controller.path:
         return os.path.normpath(os.path.expanduser(spec.controller.path))
     folder, name = os.path.split(os.path.normpath(os.path.join(request.cwd, spec.source.file)))
+    folder = spec.source.folder or folder
     is_project = name == FILE_NAME and folder != request.home and _below(request.cwd, folder) != "."
     return folder if is_project else os.path.normpath(request.cwd)
 

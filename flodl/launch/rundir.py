@@ -292,7 +292,7 @@ def try_to_create(run_id: str) -> None:
     Raises:
         PreflightError: as ``create``.
     """
-    shutil.rmtree(create(run_id).path)
+    shutil.rmtree(create(run_id).path, ignore_errors=True)
 
 
 def _furnish(run: RunDir) -> None:

@@ -75,5 +75,6 @@ class _Words(io.FileIO):
 
 
 def _over(raw: io.FileIO, like: TextIO) -> TextIO:
-    is_by_line = bool(getattr(like, "line_buffering", False))
-    return io.TextIOWrapper(io.BufferedWriter(raw), like.encoding, like.errors, line_buffering=is_by_line)
+    by_line, through = (bool(getattr(like, each, False)) for each in ("line_buffering", "write_through"))
+    buffer = raw if through else io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffer, like.encoding, like.errors, line_buffering=by_line, write_through=through)

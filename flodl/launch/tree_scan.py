@@ -37,7 +37,7 @@ def scan(folder: str, exclude: Sequence[str] = (), private: Collection[str] = ()
         folder: absolute.
         exclude: patterns as in ``.gitignore``, relative to ``folder``.
         private: paths of files and folders that are left out whatever the patterns say, and under whatever name they
-            are met: what is meant is the file, not its path.
+            are met, for what is meant is the file; the path counts too, where a disk makes inode numbers up.
 
     Raises:
         ConfigError: a folder cannot be read, a pattern is none, or there are more than ``MAX_LISTED`` files.
@@ -46,7 +46,8 @@ def scan(folder: str, exclude: Sequence[str] = (), private: Collection[str] = ()
     rules = IgnoreRules(patterns(exclude, "sync.exclude"), above)
     for upper in _uppers(above):
         _add(rules, GIT_FILE, os.path.join(folder[: -len(above)], upper), f"/{upper}")
-    return _Scan(folder, rules, frozenset(filter(None, map(_identity, private)))).run()
+    paths = frozenset(map(os.path.abspath, filter(None, private)))
+    return _Scan(folder, rules, paths, frozenset(map(_identity, private))).run()
 
 
 def read(folder: str, listing: Tree) -> Tree:
@@ -73,8 +74,10 @@ def is_file_here(folder: str, path: str) -> bool:
 
 
 class _Scan:
-    def __init__(self, folder: str, rules: IgnoreRules, private: Collection[tuple[int, int]]) -> None:
-        self._folder, self._rules, self._private = folder, rules, private
+    def __init__(
+        self, folder: str, rules: IgnoreRules, private: Collection[str], identities: Collection[tuple[int, int] | None]
+    ) -> None:
+        self._folder, self._rules, self._private, self._identities = folder, rules, private, identities
         self._entries: list[Entry] = []
         self._skipped: list[str] = []
         self._strays: list[str] = []
@@ -113,7 +116,7 @@ class _Scan:
     def _take(self, each: "os.DirEntry[bytes]", path: str, folders: list[str]) -> None:
         """Raises OSError."""
         found = os.lstat(each.path)  # the entry's own inode number is another one where something is mounted
-        if (found.st_dev, found.st_ino) in self._private:
+        if (found.st_dev, found.st_ino) in self._identities or os.fsdecode(each.path) in self._private:
             return
         target = path_text(os.readlink(each.path)) if stat.S_ISLNK(found.st_mode) else ""
         if stat.S_ISDIR(found.st_mode):

@@ -44,8 +44,6 @@ QUEUE_LINES: Final = 10_000
 STDIN: Final = 0
 DETACH: Final = b"d"
 CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-REPEAT_S: Final = 2.0
-"""A SIGTERM that comes again within this time is the same one, passed on by somebody else."""
 EXIT_INTERRUPTED: Final = 130
 RED: Final = "red"
 
@@ -159,7 +157,7 @@ class Viewer:
 
     def _is_impatient(self, number: int) -> bool:
         """Somebody wants the end at once. Schedulers send their signals to everyone, twice, and one after the other."""
-        is_late = time.monotonic() - self._stopped_at_s > REPEAT_S
+        is_late = time.monotonic() - self._stopped_at_s > interruption.REPEAT_S
         return number == signal.SIGINT or (number == signal.SIGTERM and is_late)
 
     def _ask(self, source: str, *, abort: bool, exit_code: int) -> None:

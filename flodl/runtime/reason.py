@@ -6,7 +6,7 @@ import socket
 import ssl
 from typing import Final
 
-_NUMBERED: Final = re.compile(r"\[Errno (\d+)\]")
+_NUMBERED: Final = re.compile(r"\[Errno (\d{1,9})\]")
 
 
 def reason_of(error: BaseException) -> str:

@@ -2,8 +2,8 @@
 
 A slow or absent controller therefore never blocks a rank, and memory holds no more than one read. Offsets count from
 the stream's first byte, so that repeats are recognised. What has been shipped is let go of.
-When the disk takes nothing (full, quota, error), or too much waits already, the rank is not blocked either: its bytes
-are dropped, and a line in the log says how many as soon as one is taken again.
+When the disk takes nothing (full, quota, error), or the file is as large as it may be, the rank is not blocked either:
+its bytes are dropped, and a line in the log says how many as soon as one is taken again.
 """
 
 import asyncio
@@ -15,8 +15,10 @@ from typing import Final, Self
 READ_BYTES: Final = 64 * 1024
 """Bytes taken from a pipe in one turn of the loop: all that a pipe holds."""
 
-MAX_WAITING_BYTES: Final = 1 << 30
-"""More than this of one stream does not wait on disk for a controller that is slower than the rank, or away."""
+MAX_BYTES: Final = 1 << 30
+"""A stream's file grows no larger, when the controller is slower than the rank, or away. What was shipped counts until
+all has been: then the file starts again.
+"""
 
 KEPT_BYTES: Final = 1 << 20
 """A file as small as this is not emptied, though all of it has been shipped: that would cost a call for every line."""
@@ -25,10 +27,10 @@ KEPT_BYTES: Final = 1 << 20
 class LogSpool:
     """One stream of one rank: its pipe, its file, and the wait for more of it."""
 
-    def __init__(self, path: Path, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         """``path``: the file; made with mode 0600, emptied if it is there. Its folder exists."""
         self.path = path
-        self._max_bytes = max_waiting_bytes
+        self._max_bytes = max_bytes
         self.lost_bytes = 0
         self._unmarked_bytes = 0
         self._loss_reason = ""
@@ -140,7 +142,7 @@ class LogSpool:
         assert self._file_fd is not None, "the file outlives the pipe"
         view = memoryview(data)
         if self._size_bytes - self._first_offset + len(data) > self._max_bytes:
-            self._loss_reason = f"{self._max_bytes} bytes wait to be sent"
+            self._loss_reason = f"the spool is full, {self._max_bytes} bytes, and not all are sent"
             return 0
         try:
             while view:

@@ -53,6 +53,6 @@ def start(job: TrainingJob) -> TrainHandle:
 def _visible_gpus() -> Sequence[GpuInfo]:
     """This machine's, with a word where it seems to have some and offers none."""
     probe = probe_gpus()
-    if probe.is_surprising:
+    if probe.is_surprising and sys.stderr is not None:
         sys.stderr.write(f"flodl: warning: no GPU was found here, so this process trains alone: {probe.reason}\n")
     return probe.gpus

@@ -1,5 +1,7 @@
 """Signals to a command of fdl: which are caught, and that handlers are put back."""
 
+import asyncio
+import gc
 import os
 import signal
 import socket
@@ -64,6 +66,36 @@ def test_signal_before_a_run_is_there_is_raised_and_its_repetition_is_not() -> N
             signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)
     assert told.value.exit_code == 143
+
+
+def test_later_signal_of_somebody_who_will_not_wait_is_raised_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interruption, "REPEAT_S", -1.0)
+    with interruption.raised("run x", bool):
+        for _ in range(2):
+            with pytest.raises(Interrupted):
+                signal.raise_signal(signal.SIGTERM)
+
+
+def test_signal_ends_what_asyncio_runs_as_ctrl_c_does(caplog: pytest.LogCaptureFixture) -> None:
+    ended: list[str] = []
+
+    async def spin(name: str) -> None:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                signal.raise_signal(signal.SIGTERM)  # inside a task's step
+        finally:
+            ended.append(name)
+
+    async def both() -> None:
+        await asyncio.gather(spin("a"), spin("b"))
+
+    with pytest.raises(Interrupted) as told, interruption.raised("run x", bool):
+        asyncio.run(both())
+    assert told.value.exit_code == 143
+    assert sorted(ended) == ["a", "b"]
+    gc.collect()
+    assert caplog.text == ""
 
 
 def test_signal_that_a_run_can_be_told_is_left_to_its_viewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """What follows from a cluster and a request: folders, scripts, addresses, environment, and the words for it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from flodl.config import model
 from flodl.config.builder import local_cluster
+from flodl.config.cluster import load_cluster
 from flodl.config.tls import TlsMode
 from flodl.core.window import StartRule
 from flodl.errors import ConfigError
@@ -121,6 +123,15 @@ def test_launch_below_the_cluster_file_has_its_folder_as_the_project(file: str) 
         ("/srv/proj", "/srv/proj/sub"),
         ("/home/me/proj", "/home/me/proj/sub"),
     ]
+
+
+def test_cluster_file_named_through_a_link_says_the_same(tmp_path: Path) -> None:
+    (tmp_path / "proj" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "proj")
+    file = tmp_path / "link" / "fdl.cluster.yml"
+    file.write_text("cluster:\n  controller: {host: 127.0.0.1}\n  workers: [{host: node-a}]\n")
+    spec = plan(load_cluster(file), request(cwd=str(tmp_path / "proj" / "sub")))
+    assert (spec.project, spec.cwd) == (str(tmp_path / "proj"), str(tmp_path / "proj" / "sub"))
 
 
 @pytest.mark.parametrize(

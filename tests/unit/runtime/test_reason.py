@@ -20,6 +20,7 @@ from flodl.runtime.reason import reason_of
         ),
         (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), "Name or service not known"),
         (ssl.SSLError(ssl.SSL_ERROR_SSL, "[SSL: WRONG_VERSION_NUMBER] wrong"), "[SSL: WRONG_VERSION_NUMBER] wrong"),
+        (OSError("[Errno 99999999999999999999] far off"), "[Errno 99999999999999999999] far off"),
         (OSError("no errno"), "no errno"),
         (ValueError(), "ValueError"),
     ],

@@ -159,10 +159,10 @@ def test_what_has_been_shipped_leaves_the_disk_and_offsets_go_on(tmp_path: Path)
     assert max(sizes) <= KEPT_BYTES + 2 * READ_BYTES  # a reader that keeps up has no more there than that
 
 
-def test_more_than_may_wait_is_dropped_and_the_loss_is_marked(tmp_path: Path) -> None:
+def test_more_than_the_file_may_hold_is_dropped_and_the_loss_is_marked(tmp_path: Path) -> None:
     async def scenario() -> tuple[bytes, int]:
         reader, writer = os.pipe()
-        with LogSpool(tmp_path / "log", max_waiting_bytes=2 * KEPT_BYTES) as spool:
+        with LogSpool(tmp_path / "log", max_bytes=2 * KEPT_BYTES) as spool:
             spool.start(reader)
             for _ in range(2 * KEPT_BYTES // READ_BYTES + 1):
                 os.write(writer, b"x" * READ_BYTES)
@@ -176,7 +176,10 @@ def test_more_than_may_wait_is_dropped_and_the_loss_is_marked(tmp_path: Path) ->
 
     shipped, lost_bytes = run(scenario)
 
-    assert shipped == b"\n[flodl: 65536 bytes of output lost: 2097152 bytes wait to be sent]\nthere again"
+    assert (
+        shipped
+        == b"\n[flodl: 65536 bytes of output lost: the spool is full, 2097152 bytes, and not all are sent]\nthere again"
+    )
     assert lost_bytes == READ_BYTES
 
 
