@@ -97,9 +97,8 @@ def test_checkpoints_say_what_is_merged_and_can_be_read_while_others_take_their_
     assert files(stem) == ["run.fdl", "run.meta.json"]
 
 
-@pytest.mark.parametrize(
-    "mode", [MODES[1], *(pytest.param(mode, marks=pytest.mark.long) for mode in (MODES[0], MODES[4]))]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("mode", [MODES[0], MODES[1], MODES[4]])
 def test_newest_checkpoints_stay_and_each_can_be_gone_on_from(fdl: Fdl, log: Path, stem: Path, mode: str) -> None:
     flags = {"mode": mode, "size": SIZE, "batch_size": 4, "step_ms": 80, "save": stem, "every": 1, "keep_last": 2}
     run = fdl.job(options=THREE, epochs=5, **flags)

@@ -46,7 +46,7 @@ def test_killed_launcher_leaves_a_run_that_goes_on_and_is_found(fdl: Fdl, tmp_pa
     [
         "cpu_cadence",
         "nccl_cadence",
-        "cpu_async",
+        pytest.param("cpu_async", marks=pytest.mark.long),
         pytest.param("cpu_sync", marks=pytest.mark.long),
         pytest.param("nccl_sync", marks=pytest.mark.long),
     ],

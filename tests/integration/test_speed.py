@@ -51,6 +51,7 @@ def bytes_per_window(fdl: Fdl, anchor: int, windows: int) -> float:
     return (last_bytes - first_bytes) / (last - first)
 
 
+@pytest.mark.long
 def test_controller_hears_of_windows_and_not_of_steps(fdl: Fdl) -> None:
     short, long = bytes_per_window(fdl, anchor=5, windows=100), bytes_per_window(fdl, anchor=100, windows=30)
 

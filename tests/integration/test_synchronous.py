@@ -42,7 +42,7 @@ def replay_with_ddp(fdl: Fdl, log: Path) -> dict[str, torch.Tensor]:
     return torch.load(log / "ddp.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("mode", ["nccl_sync", "cpu_sync"])
+@pytest.mark.parametrize("mode", [pytest.param("nccl_sync", marks=pytest.mark.long), "cpu_sync"])
 def test_equal_ranks_in_lockstep_train_as_distributed_data_parallel(
     fdl: Fdl, tmp_path: Path, figures: Figures, mode: str
 ) -> None:

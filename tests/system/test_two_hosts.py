@@ -100,6 +100,7 @@ def token(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_machine_that_no_roster_knows_joins_by_address_and_token(
     fdl: Fdl, hosts: Lab, tmp_path: Path, log: Path, token: Path
 ) -> None:
