@@ -74,12 +74,20 @@ def shut_off(settings: Settings, hosts: Iterable[HostHello]) -> str:
     """Why ``hosts`` that come through a tunnel may not take part: in a collective mode hosts reach each other.
     Empty when all may.
     """
-    mode, tunnelled = settings.cadence.mode, [hello.host for hello in hosts if hello.tunnelled]
-    if not mode.is_collective or not tunnelled:
+    mode = settings.cadence.mode
+    if not mode.is_collective:
+        return ""
+    return beyond_tunnels(f"mode {mode}", hosts, "take a cpu mode, or leave the tunnel out")
+
+
+def beyond_tunnels(what: str, hosts: Iterable[HostHello], remedy: str) -> str:
+    """Why ``what``, in which hosts reach each other, cannot have all of these; empty when none has only a tunnel."""
+    tunnelled = [hello.host for hello in hosts if hello.tunnelled]
+    if not tunnelled:
         return ""
     return (
-        f"mode {mode} needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
-        "controller only: take a cpu mode, or leave the tunnel out"
+        f"{what} needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
+        f"controller only: {remedy}"
     )
 
 

@@ -7,6 +7,7 @@ knows nothing of processes and ports.
 from collections.abc import Mapping, Sequence
 
 from flodl.core.actions import JobAction, SendHost
+from flodl.core.admission import beyond_tunnels
 from flodl.core.membership import Membership
 from flodl.ids import HostName, RankId
 from flodl.messages import Device, HostHello, PlainGroup, RankSpec, SpawnRanks
@@ -62,13 +63,7 @@ def mixture(hello: HostHello) -> str:
 
 def shut_off(hellos: Sequence[HostHello]) -> str:
     """Why these hosts cannot serve one plain run: its ranks reach each other by themselves. Empty when they can."""
-    tunnelled = [hello.host for hello in hellos if hello.tunnelled]
-    if len(hellos) < 2 or not tunnelled:
-        return ""
-    return (
-        f"a plain run needs connections from host to host, and the tunnel of {', '.join(tunnelled)} leads to the "
-        "controller only: leave the tunnel out"
-    )
+    return "" if len(hellos) < 2 else beyond_tunnels("a plain run", hellos, "leave the tunnel out")
 
 
 def meeting_point(hosts: Sequence[HostName], hellos: Mapping[HostName, HostHello]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from flodl.core.ending import process_exit_code
+from flodl.core.ending import EXIT_INTERRUPTED, process_exit_code
 from flodl.errors import FlodlError
 from flodl.launch import interruption
 from flodl.launch.control import ControllerClient
@@ -44,7 +44,6 @@ QUEUE_LINES: Final = 10_000
 STDIN: Final = 0
 DETACH: Final = b"d"
 CAUGHT: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-EXIT_INTERRUPTED: Final = 130
 RED: Final = "red"
 
 
